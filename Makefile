@@ -1,0 +1,45 @@
+# Two commands on a fresh machine: `make demo`, `make test`. Each prepares what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test check lint types bench lock clean
+
+setup: $(STAMP)
+
+# Exact versions with hashes, then the package itself; made again only when the lock or the build file changes.
+$(STAMP): requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/sfumato demo
+
+test: setup
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+bench: setup
+	$(BIN)/python benchmarks/speed.py
+
+# Names, versions and hashes only: no registry is named in the lock.
+lock:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet uv
+	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url \
+		--python-version 3.11 --extra dev --extra node --output-file requirements.lock pyproject.toml
+	rm -rf $(VENV)-lock
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info demo-output

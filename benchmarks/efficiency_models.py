@@ -1,0 +1,313 @@
+"""How much of a budget each kernel turns into draws, for models that are no exponential family.
+
+Run with: ``python benchmarks/efficiency_models.py [--runs 100] [--only logistic-ball-5] [--epsilon 1 4] [--out FILE]``.
+
+One run is: a pilot from the prior's median, a plan from what it found, a chain until the budget (pilot included) is spent.
+For each model and budget the table says, for the random walk, the guided walk and Langevin,
+
+share
+    of the one-shot limit, achieved: one over the mean squared error of a run's posterior means (whitened, against a long
+    non-private NUTS run), over ESS* = mu^2 / diameter^2 of the scores at the posterior's mean, whitened by its covariance;
+forecast
+    the same as the plan promised after the pilot;
+variance
+    of the draws about the exact mean, over the exact one, all runs together (1 up to its standard error, which is printed).
+
+Many runs go through one real vault at once, as chains with their own pilots, reference points and noise; each run's draws are
+cut where its own charges pass its own cap. Two shortcuts make it affordable on two cores. The n = 100 000 records are 1000
+different ones with 100 copies each, which the vault counts, so a pass costs a hundredth; nothing else changes. And the runs of
+a cell share h and sigma (and, for the walks, the step matrix), from the plan after the first pilot, and every pilot serves
+four runs (``--pilots``): what each costs is counted for each of them.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import MCMC, NUTS
+
+import sfumato as sf
+from sfumato.domain import Domain
+from sfumato.kernel import PublicStream, State
+from sfumato.planner.forecast import limit_ess, reference_kernel
+from sfumato.planner.pilot import run_pilot
+from sfumato.planner.plan import Plan, make_plan, replan
+from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.study import Study, make_study
+from sfumato.vault import records
+from sfumato.vault.vault import Vault
+
+N, DISTINCT = 100_000, 1_000
+KERNELS = ("langevin", "guided", "random-walk")
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def logistic(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+def poisson(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ beta)), obs=y)
+
+
+def normal(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ beta, scale), obs=y)
+
+
+def student(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, x @ beta, scale), obs=y)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, where its records live, and how outcomes are made."""
+
+    model: object
+    x: Domain
+    y: Domain
+
+    @property
+    def domain(self) -> dict[str, Domain]:
+        return {"x": self.x, "y": self.y}
+
+    def data(self) -> dict[str, np.ndarray]:
+        """Made-up records: covariates uniform over their domain, outcomes from the model, cut to their domain."""
+        rng = np.random.default_rng(7)
+        d = self.x.size
+        x = self.x.sample(rng, DISTINCT)
+        mean = x @ (np.where(np.arange(d) % 2, -0.5, 1.0) / np.sqrt(d))
+        if self.model is logistic:
+            y = (rng.random(DISTINCT) < 1 / (1 + np.exp(-mean))).astype(int)
+        elif self.model is poisson:
+            y = np.minimum(rng.poisson(np.exp(mean)), int(self.y.hi))
+        else:
+            noise = rng.standard_normal(DISTINCT) if self.model is normal else rng.standard_t(4, DISTINCT)
+            y = np.clip(mean + 0.7 * noise, self.y.lo, self.y.hi)
+        return {"x": x, "y": y}
+
+
+CASES = {
+    "logistic-ball-2": Case(logistic, sf.Ball(1.0, dim=2), sf.Binary()),
+    "logistic-ball-5": Case(logistic, sf.Ball(1.0, dim=5), sf.Binary()),
+    "logistic-ball-20": Case(logistic, sf.Ball(1.0, dim=20), sf.Binary()),
+    "logistic-box-5": Case(logistic, sf.Box(-1.0, 1.0, shape=(5,)), sf.Binary()),
+    "poisson-ball-5": Case(poisson, sf.Ball(1.0, dim=5), sf.Integers(0, 8)),
+    "normal-ball-5": Case(normal, sf.Ball(1.0, dim=5), sf.Interval(-3.0, 3.0)),
+    "student-ball-5": Case(student, sf.Ball(1.0, dim=5), sf.Interval(-6.0, 6.0)),
+}
+
+
+# -- the exact posterior ------------------------------------------------------------------------------------------------
+
+
+def exact_posterior(study: Study, data: dict[str, np.ndarray], draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance from a long NUTS run on the same counted records."""
+    with jax.enable_x64(True):
+        table = {k: jnp.asarray(v) for k, v in data.items()}
+        each = jax.vmap(study.model.log_likelihood, (None, 0))
+
+        def potential(theta):
+            return -study.model.log_prior(theta) - N / DISTINCT * each(theta, table).sum()
+
+        mode = jnp.zeros(study.model.dim)
+        for _ in range(30):
+            mode = mode - jnp.linalg.solve(jax.hessian(potential)(mode), jax.grad(potential)(mode))
+        kernel = NUTS(potential_fn=potential, dense_mass=True)
+        mcmc = MCMC(
+            kernel, num_warmup=500, num_samples=draws, num_chains=2, chain_method="vectorized", progress_bar=False
+        )
+        mcmc.run(jax.random.key(0), init_params=jnp.stack([mode, mode]))
+        theta = np.asarray(mcmc.get_samples())
+    return theta.mean(0), np.cov(theta.T)
+
+
+# -- many runs at once --------------------------------------------------------------------------------------------------
+
+
+class Meter:
+    """An account that always pays and remembers how much."""
+
+    quanta = left = 2**62
+
+    def __init__(self) -> None:
+        self.spent = 0
+
+    def reserve(self, quanta: int) -> "Meter":
+        self.spent += quanta
+        return self
+
+    def reserve_up_to(self, quanta: int, at_least: int) -> "Meter":
+        return self
+
+    def settle(self, quanta: int) -> None:
+        pass
+
+
+@dataclass
+class Runs:
+    """Runs of one cell: draws (step, run, d), how many steps each could pay, what was forecast."""
+
+    theta: np.ndarray
+    paid: np.ndarray
+    plan: Plan
+    pilot_error: np.ndarray
+    accepted: float
+    second_share: float
+
+
+def run_many(study: Study, data, plan: Plan, kernel: str, runs: int, pilots: list, different: int) -> Runs:
+    """Chains with the pilots given, each until its own budget is spent."""
+    table = records.load(data, study.domain)
+    counted = records.Records(table.columns, N, np.full(DISTINCT, N // DISTINCT))
+    meter = Meter()
+    vault = Vault(counted, study.model, study.domain, study.bounds, meter, near=study.near)  # type: ignore[arg-type]
+    if not pilots:
+        for _ in range(different):
+            before = meter.spent
+            with jax.enable_x64(True):
+                found = run_pilot(
+                    study.model,
+                    study.domain,
+                    N,
+                    plan.picture.centre,
+                    plan.pilot_share * plan.mu**2 * 0.999,
+                    vault.release,
+                )
+            pilots.append((found.picture, meter.spent - before))
+        pilots[:] = [pilots[i % different] for i in range(runs)]
+    left = 1 - pilots[0][1] / QUANTA_PER_UNIT / plan.mu**2
+    tuned = replan(plan, study, pilots[0][0], left, kernel=kernel, max_iterations=plan.iterations)
+    rng = np.random.default_rng(1)
+    roots = [np.linalg.cholesky(p.covariance) for p, _ in pilots]
+    start = np.stack([p.centre + r @ rng.standard_normal(len(r)) for (p, _), r in zip(pilots, roots, strict=True)])
+    stream = PublicStream(1, runs)
+    with jax.enable_x64(True):
+        theta = jnp.asarray(start)
+        pending = jnp.full(theta.shape, jnp.nan) if kernel == "langevin" else None
+        direction = jnp.asarray(stream.directions(tuned.matrix.shape[1]))
+        states = State(theta, jax.vmap(study.model.log_prior)(theta), direction, pending)
+        first = np.zeros(runs)
+        if kernel == "langevin":
+            kernels = [reference_kernel(study.model, p, r, tuned.step) for (p, _), r in zip(pilots, roots, strict=True)]
+            vault.begin_each(kernels, tuned.sigma, states)
+            proven = [study.near.at(k.centre, k.matrix).gradients.diameter for k in kernels]
+            first = (np.array(proven) / kernels[0].proposal_sigma) ** 2
+            drawer = kernels[0]
+        else:
+            drawer = tuned.build_kernel()
+            vault.begin(drawer, tuned.sigma, states)
+    cap = plan.mu**2 - np.array([spent / QUANTA_PER_UNIT for _, spent in pilots])
+    parts, spent, size = [], np.zeros(runs), int(np.clip(tuned.iterations // 4, 16, 256))
+    while spent.min() < cap.min() and (spent < cap).any() and len(parts) * size < 4 * tuned.iterations:
+        chunk = vault.chunk(states, stream.peek(drawer, size), size, 2**62)
+        stream.consume(chunk.steps)
+        states = chunk.states
+        parts.append(chunk.transcript)
+        cost = (np.asarray(chunk.transcript.sensitivity) / tuned.sigma) ** 2 + first
+        spent += cost.sum(0)
+    vault.close()
+    draws, widths, accepted = (
+        np.concatenate([getattr(p, k) for p in parts]) for k in ("theta", "sensitivity", "accepted")
+    )
+    second = (widths / tuned.sigma) ** 2
+    total = np.cumsum(second + first, axis=0)
+    paid = np.minimum((total <= cap).sum(0), tuned.iterations if kernel != "langevin" else 10**9)
+    inside = np.arange(len(draws))[:, None] < paid
+    share = float((second * inside).sum() / ((second + first) * inside).sum())
+    return Runs(draws, paid, tuned, np.stack([p.centre for p, _ in pilots]), float(accepted[inside].mean()), share)
+
+
+def judge(runs: Runs, mean: np.ndarray, covariance: np.ndarray, limit: float) -> dict:
+    """Shares and variance, in coordinates whitened by the exact posterior."""
+    root = np.linalg.inv(np.linalg.cholesky(covariance))
+    inside = (np.arange(len(runs.theta))[:, None] < runs.paid)[..., None]
+    z = (runs.theta - mean) @ root.T
+    means = (z * inside).sum(0) / runs.paid[:, None]
+    error = float((means**2).mean())
+    per_run = ((z**2) * inside).sum(0) / runs.paid[:, None]
+    weight = runs.paid[:, None] / runs.paid.mean()
+    variance = per_run * weight
+    off = (runs.pilot_error - mean) @ root.T
+    return {
+        "share": 1 / error / limit,
+        "share_error": (2 / means.size) ** 0.5 / error / limit,
+        "forecast": runs.plan.forecast_ess / limit,
+        "variance": float(variance.mean()),
+        "variance_error": float(variance.mean(1).std() / len(variance) ** 0.5),
+        "ess": 1 / error,
+        "limit": limit,
+        "h": runs.plan.step,
+        "sigma": runs.plan.sigma,
+        "iterations": int(np.median(runs.paid)),
+        "accepted": runs.accepted,
+        "second": runs.second_share,
+        "pilot_rms": float(np.sqrt((off**2).mean())),
+        "pilot_within_2": float((np.abs(off) < 2).mean()),
+    }
+
+
+def cell(name: str, epsilon: float, args: argparse.Namespace, exact: tuple[np.ndarray, np.ndarray]) -> list[dict]:
+    case = CASES[name]
+    study, data = make_study(case.model, case.domain), case.data()
+    out, pilots = [], []
+    mean, covariance = exact
+    auto = make_plan(study, n=N, epsilon=epsilon, delta=1e-6, chains=1, max_iterations=20_000)
+    with jax.enable_x64(True):
+        picture = type(auto.picture)(mean, covariance, "exact")
+        limit = limit_ess(study.model, study.domain, picture, auto.mu, study.near)
+    for kernel in KERNELS:
+        began = time.perf_counter()
+        steps = 20_000 if kernel == "langevin" else args.walk_steps
+        plan = make_plan(
+            study, n=N, epsilon=epsilon, delta=1e-6, kernel=kernel, chains=1, max_iterations=steps,
+            pilot_share=auto.pilot_share,
+        )  # fmt: skip
+        found = run_many(study, data, replace(plan, iterations=steps), kernel, args.runs, pilots, args.pilots)
+        row = {"case": name, "epsilon": epsilon, "kernel": kernel, "auto": auto.kernel, "pilot": auto.pilot_share}
+        row |= judge(found, mean, covariance, limit) | {"seconds": time.perf_counter() - began, "runs": args.runs}
+        print(json.dumps(row), flush=True)
+        out.append(row)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--pilots", type=int, default=25, help="different pilots among the runs")
+    parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--epsilon", nargs="*", type=float, default=[1.0, 4.0])
+    parser.add_argument("--draws", type=int, default=5_000, help="NUTS draws of each of two chains")
+    parser.add_argument("--walk-steps", type=int, default=2_000, help="steps of the walks at the most")
+    parser.add_argument("--out", type=Path, help="append one JSON line per row")
+    args = parser.parse_args()
+    for name in args.only:
+        case = CASES[name]
+        exact = exact_posterior(make_study(case.model, case.domain), case.data(), args.draws)
+        for epsilon in args.epsilon:
+            rows = cell(name, epsilon, args, exact)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Exact Bayesian inference on records nobody is allowed to see.
+
+Every answer that leaves the data carries calibrated Gaussian noise, the penalty algorithm absorbs that noise, and the draws
+still come from the exact posterior, under a stated (epsilon, delta)-differential privacy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfumato import errors, families, kernel, paper
+    from sfumato.access.remote import connect
+    from sfumato.bundle import Bundle, release
+    from sfumato.domain import Ball, Binary, Box, Categories, Integers, Interval
+    from sfumato.model import Model
+    from sfumato.owner import Owner
+    from sfumato.planner import Plan
+    from sfumato.privacy import gdp
+    from sfumato.raytable import RayTable
+    from sfumato.run import Run, StopReason, load
+    from sfumato.sampler import plan, resume, sample
+    from sfumato.sensitivity import Clip, Lipschitz, Range, certify
+    from sfumato.vault.ledger import Ledger
+
+__version__ = "0.1.0"
+
+# Names are imported when they are first used, so that `import sfumato` and `sfumato --help` do not wait for JAX.
+_HOME = {
+    "Bundle": "bundle", "release": "bundle", "connect": "access.remote",
+    "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
+    "Model": "model", "Owner": "owner", "Plan": "planner", "RayTable": "raytable",
+    "Run": "run", "StopReason": "run", "load": "run",
+    "plan": "sampler", "resume": "sampler", "sample": "sampler",
+    "Clip": "sensitivity", "Lipschitz": "sensitivity", "Range": "sensitivity", "certify": "sensitivity",
+    "Ledger": "vault.ledger",
+}  # fmt: skip
+_MODULES = {"errors": "errors", "families": "families", "gdp": "privacy.gdp", "kernel": "kernel", "paper": "paper"}
+
+__all__ = [
+    "Ball",
+    "Binary",
+    "Box",
+    "Bundle",
+    "Categories",
+    "Clip",
+    "Integers",
+    "Interval",
+    "Ledger",
+    "Lipschitz",
+    "Model",
+    "Owner",
+    "Plan",
+    "Range",
+    "RayTable",
+    "Run",
+    "StopReason",
+    "__version__",
+    "certify",
+    "connect",
+    "errors",
+    "families",
+    "gdp",
+    "kernel",
+    "load",
+    "paper",
+    "plan",
+    "release",
+    "resume",
+    "sample",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f"sfumato.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"sfumato.{_MODULES[name]}")
+    else:
+        raise AttributeError(f"module 'sfumato' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The ways a sampler reaches a vault."""

@@ -1,0 +1,273 @@
+"""In process: data and sampler in one program, the wall between them the vault's interface."""
+
+import hashlib
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sfumato.access.questions import Agreed, Facts, Question, Reply
+from sfumato.access.questions import Terms as QuestionTerms
+from sfumato.errors import BudgetSpent, InvalidInput
+from sfumato.privacy import gdp
+from sfumato.privacy.budget import cap_quanta, mu_squared
+from sfumato.progress import Tick
+from sfumato.raytable import RayTable
+from sfumato.study import Study
+from sfumato.vault import identity, records
+from sfumato.vault.desk import Desk
+from sfumato.vault.engine import Engine, LocalEngine
+from sfumato.vault.ledger import Account, Ledger
+from sfumato.vault.noise import Source
+from sfumato.vault.statistics import StatisticsVault, Terms, terms_for
+from sfumato.vault.vault import Vault
+
+
+def check_room(ledger: Ledger, mu: float, delta: float) -> None:
+    """Refuse a run for which the ledger has too little left: it would be planned for a budget that is not there."""
+    asked, left = cap_quanta(mu), ledger.left
+    if left >= asked:
+        return
+    fits = mu_squared(left) ** 0.5
+    advice = f"epsilon = {floor_to(float(gdp.epsilon(fits, delta)), 3):g} at the same delta" if fits > 0 else "nothing"
+    raise BudgetSpent(
+        f"the ledger must have room for all of a run, and this one may use mu squared {mu_squared(asked):.6g} where "
+        f"{mu_squared(left):.6g} of {mu_squared(ledger.cap):.6g} is left; {advice} would fit.",
+        needed=mu_squared(asked),
+        left=mu_squared(left),
+    )
+
+
+def floor_to(value: float, digits: int) -> float:
+    """Round down to so many decimal digits: advice must not promise more than there is."""
+    return math.floor(value * 10**digits) / 10**digits
+
+
+class Opened(NamedTuple):
+    """A vault ready to answer, its account, and the ledger to close afterwards if it is the run's own."""
+
+    vault: Vault
+    account: Account
+    own_ledger: Ledger | None
+
+
+def open_vault(
+    study: Study,
+    data: Any,
+    *,
+    mu: float,
+    run_id: str,
+    ledger: Ledger | None,
+    ledger_path: Any = None,
+    outside: str = "refuse",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    precision: str = "float64",
+    resuming: bool = False,
+    source: Callable[[float], Source] | None = None,
+) -> Opened:
+    """Load the records, open the account, build the vault.
+
+    The run's cap is an account of its own, named by the run, in the ledger given; without one, in a ledger that accounts
+    for this run alone (in memory, or in the checkpoint folder so that it survives).
+    """
+    table = records.load(data, study.domain, outside=outside, columns=columns)
+    if resuming:
+        identity.check(run_id, table)
+    elif ledger_path is not None:
+        identity.remember(run_id, table)
+    cap = cap_quanta(mu)
+    own = None
+    if ledger is None:
+        own = ledger = Ledger.in_memory(cap) if ledger_path is None else Ledger.with_cap(ledger_path, cap)
+    account = ledger.account(run_id, cap, about={"model": study.model.fingerprint(), "n": table.n})
+    vault = Vault(
+        table, study.model, study.domain, study.bounds, account, precision=precision, family=study.family, near=study.near,
+        source=source,
+    )  # fmt: skip
+    return Opened(vault, account, own)
+
+
+class OpenedStatistics(NamedTuple):
+    """A release ready to be drawn: its public terms, its name, its account."""
+
+    vault: StatisticsVault
+    terms: Terms
+    name: str
+    account: Account
+    own_ledger: Ledger | None
+
+    def release(self) -> Iterator[np.ndarray]:
+        """Pay, then draw."""
+        return self.vault.release(self.terms, self.account)
+
+    def close(self) -> None:
+        """Let go of the ledger if it was opened for this release alone."""
+        if self.own_ledger is not None:
+            self.own_ledger.close()
+
+
+def open_statistics(
+    study: Study,
+    data: Any,
+    *,
+    mu: float,
+    copies: int,
+    xi: float | None,
+    ledger: Ledger | None,
+    outside: str = "refuse",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    source: Callable[[float], Source] | None = None,
+) -> OpenedStatistics:
+    """Load the records, settle the terms of a bundle, open its account. Nothing is drawn or spent yet."""
+    if study.family is None:
+        raise InvalidInput("a bundle needs an exponential family such as sf.families.Bernoulli().")
+    table = records.load(data, study.domain, outside=outside, columns=columns)
+    terms = terms_for(study.family, table.n, copies, mu, xi)
+    name, cap, own = secrets.token_hex(8), cap_quanta(mu), None
+    if ledger is None:
+        own = ledger = Ledger.in_memory(cap)
+    account = ledger.account(name, cap, about={"model": study.model.fingerprint(), "n": table.n, "copies": copies})
+    return OpenedStatistics(StatisticsVault(table, study.family, source=source), terms, name, account, own)
+
+
+QUICK_ROWS = 1 << 15
+
+
+class LocalDoor:
+    """An owner in this process: a desk, and what it says about itself.
+
+    Parameters
+    ----------
+    desk
+        The counter.
+    facts
+        What is public about the owner.
+    own_ledger
+        A ledger to close with the door, if it was opened for this run alone.
+    engine
+        Records to let go of with the door, if they were opened for this run alone.
+    """
+
+    def __init__(
+        self, desk: Desk, facts: Facts, own_ledger: Ledger | None = None, engine: Engine | None = None
+    ) -> None:
+        self._engine = engine
+        self._desk, self.facts, self._own_ledger, self._closed = desk, facts, own_ledger, False
+
+    @property
+    def name(self) -> str:
+        """What the owner is called."""
+        return self.facts.name
+
+    @property
+    def left(self) -> int:
+        """Quanta left."""
+        return self._desk.left
+
+    @property
+    def quick(self) -> bool:
+        """Whether an answer takes less than a thread takes to hand it over: few rows a round."""
+        return self.facts.rows < QUICK_ROWS
+
+    @property
+    def spent(self) -> int:
+        """Quanta spent, with what a crash forfeited."""
+        return self._desk.spent
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for noise so far."""
+        return self._desk.waited
+
+    def begin(self, terms: QuestionTerms) -> Agreed:
+        """Settle the terms of a chain."""
+        return self._desk.begin(terms)
+
+    def ask(self, query_id: str, question: Question) -> Reply:
+        """Ask the desk."""
+        return self._desk.answer(query_id, question)
+
+    def close(self) -> None:
+        """Settle and let go."""
+        if not self._closed:
+            self._closed = True
+            self._desk.close()
+            if self._engine is not None:
+                self._engine.close()
+            if self._own_ledger is not None:
+                self._own_ledger.close()
+
+
+def open_door(
+    study: Study,
+    data: Any,
+    *,
+    name: str,
+    epsilon: float,
+    delta: float,
+    mu: float,
+    run_id: str,
+    ledger: Ledger | None = None,
+    ledger_path: Any = None,
+    outside: str = "refuse",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    precision: str = "float64",
+    remembered: bool = False,
+    resuming: bool = False,
+    tick: Tick = lambda done, total, text: None,
+    source: Callable[[float], Source] | None = None,
+) -> LocalDoor:
+    """Load an owner's records, open its account, and give the door the analyst's loop asks at.
+
+    With `remembered` a keyed digest of the records is kept on the private side, and checked when `resuming`.
+    """
+    if isinstance(data, RayTable):
+        from sfumato.vault.ray_engine import RayEngine
+
+        engine: Engine = RayEngine(data, study, outside=outside, columns=columns, precision=precision, tick=tick)
+        return _door(engine, study, name, epsilon, delta, mu, run_id, ledger, ledger_path, outside, precision, source)
+    table = records.load(data, study.domain, outside=outside, columns=columns)
+    mine = f"{run_id}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    if resuming:
+        identity.check(mine, table)
+    elif remembered:
+        identity.remember(mine, table)
+    engine = LocalEngine(table, study, precision=precision)
+    return _door(engine, study, name, epsilon, delta, mu, run_id, ledger, ledger_path, outside, precision, source)
+
+
+def _door(
+    engine: Engine, study: Study, name: str, epsilon: float, delta: float, mu: float, run_id: str, ledger: Ledger | None,
+    ledger_path: Any, outside: str, precision: str, source: Callable[[float], Source] | None,
+) -> LocalDoor:  # fmt: skip
+    cap, own = cap_quanta(mu), None
+    if ledger is None:
+        own = ledger = Ledger.in_memory(cap) if ledger_path is None else Ledger.with_cap(ledger_path, cap)
+    account = ledger.account(run_id, cap, about={"model": study.model.fingerprint(), "n": engine.n, "owner": name})
+    desk = Desk(engine, study, account, source=source)
+    facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
+    return LocalDoor(desk, facts, own, engine)
+
+
+def facts_of(
+    study: Study,
+    desk: Desk,
+    name: str,
+    epsilon: float,
+    delta: float,
+    mu: float,
+    outside: str,
+    precision: str,
+    shared: bool,
+) -> Facts:
+    """What an owner says about itself and one study of its records."""
+    from sfumato import __version__
+
+    return Facts(
+        name=name, n=desk.n, rows=desk.rows, model=study.model.fingerprint(), coordinates=study.model.coordinate_names(),
+        domain={key: column.to_dict() for key, column in study.domain.items()}, outside=outside, precision=precision,
+        sensitivity=study.bounds.describe(), proven=study.bounds.proven, epsilon=float(epsilon), delta=float(delta),
+        mu=mu, cap=cap_quanta(mu), shared_ledger=shared, version=__version__,
+    )  # fmt: skip

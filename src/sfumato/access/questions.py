@@ -1,0 +1,180 @@
+"""What is asked of an owner and what comes back, one round at a time: plain numbers, the same in process and on a wire.
+
+A round covers all chains. Every answer is a whole number on a lattice of public spacing gamma: integers of several owners,
+or of several shards, add up exactly, so a chain does not depend on how the records are spread.
+"""
+
+import hashlib
+from typing import TypeAlias
+
+import msgspec
+
+Vector: TypeAlias = list[float]
+Matrix: TypeAlias = list[list[float]]
+
+PROTOCOL = 1
+"""Version of these structures; owners and analyst must have the same."""
+WALK, LANGEVIN = "walk", "langevin"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner says about itself before anyone spends: all public.
+
+    Attributes
+    ----------
+    n, rows
+        Records; and rows evaluated a round (fewer, if the domain is finite and small).
+    model, coordinates
+        Fingerprint of the model, and the name of every entry of theta in order: both sides must mean the same.
+    domain
+        Column name -> domain, as `Domain.to_dict` gives it.
+    cap
+        Quanta of this study's account; its guarantee is that of this cap.
+    """
+
+    name: str
+    n: int
+    rows: int
+    model: str
+    coordinates: list[str]
+    domain: dict[str, dict[str, object]]
+    outside: str
+    precision: str
+    sensitivity: str
+    proven: bool
+    epsilon: float
+    delta: float
+    mu: float
+    cap: int
+    shared_ledger: bool
+    protocol: int = PROTOCOL
+    version: str = ""
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Terms of a chain, settled before its first round.
+
+    Attributes
+    ----------
+    kernel
+        "walk" (a round is a `Ratio`) or "langevin" (a `Statistic`, then a `Correction`).
+    sigma, gamma
+        This owner's noise in a scalar answer, and the lattice it is counted on; the lattice is the same for all owners.
+    matrix, proposal_sigma, proposal_gamma
+        Langevin only: A, this owner's noise in each coordinate of A' S_n, and that answer's lattice.
+    centre
+        Langevin around a reference point only: that point. S_n is then the sum of gradients there.
+    """
+
+    kernel: str
+    chains: int
+    sigma: float
+    gamma: float
+    matrix: Matrix = []
+    proposal_sigma: float = 0.0
+    proposal_gamma: float = 0.0
+    centre: Vector = []
+
+
+class Agreed(msgspec.Struct, frozen=True, kw_only=True):
+    """What `begin` gives back.
+
+    Attributes
+    ----------
+    middle
+        Langevin only: what each record's vector was shifted by, in units of `proposal_gamma`: the same for all owners.
+    """
+
+    middle: list[int] = []
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A noisy sum of vectors for the pilot; see `sfumato.vault.vault.Vault.release`."""
+
+    what: str
+    theta: Vector
+    matrix: Matrix
+    radius: float
+    sigma: float
+
+
+class Ratio(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The log-likelihood ratio of every chain: rows are chains. A row with `asked` false is not answered or charged."""
+
+    theta: Matrix
+    theta_prop: Matrix
+    asked: list[bool]
+
+
+class Statistic(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Langevin's first query: the noisy whitened statistic, for every chain afresh."""
+
+    chains: int
+
+
+class Correction(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Langevin's second query: minus u' (A' S_n) for the direction u of every chain."""
+
+    direction: Matrix
+    asked: list[bool]
+
+
+class Remainder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The second query around a reference point: the sum of l(theta') - l(theta) - grad l(centre)' v for every chain."""
+
+    theta: Matrix
+    theta_prop: Matrix
+    slope: Matrix
+    asked: list[bool]
+
+
+Question: TypeAlias = Release | Ratio | Statistic | Correction | Remainder
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that was paid for.
+
+    Attributes
+    ----------
+    id
+        The query it answers.
+    gamma, numbers
+        The answer is `gamma` times `numbers`: one number per chain, or per chain and coordinate, row by row.
+    widths, answered
+        Sensitivity charged, one per chain (one for a `Release` or a `Statistic`), and whether the row was answered: one
+        that was not asked, or whose range is beyond 64 bits, has width 0 and a number that means nothing.
+    quanta
+        What it cost.
+    sigma
+        Noise of each chain's number where it differs from the agreed one (a bundle's does); else empty.
+    """
+
+    id: str
+    gamma: float
+    numbers: list[int]
+    widths: list[float]
+    answered: list[bool]
+    quanta: int
+    sigma: list[float] = []
+
+
+def encode(value: msgspec.Struct) -> bytes:
+    """As bytes: the same value always gives the same ones."""
+    return msgspec.msgpack.encode(value, order="deterministic")
+
+
+def decode_question(body: bytes) -> Question:
+    """Inverse of `encode` for questions; strict about types."""
+    return msgspec.msgpack.decode(body, type=Question)
+
+
+def decode_reply(body: bytes) -> Reply:
+    """Inverse of `encode` for replies; strict about types, so that NaN or text is no number."""
+    return msgspec.msgpack.decode(body, type=Reply)
+
+
+def content_hash(terms: Terms | None, question: Question) -> str:
+    """Name of what is asked, terms included: the same id with another content is refused."""
+    digest = hashlib.sha256(b"" if terms is None or isinstance(question, Release) else encode(terms))
+    digest.update(b"\0" + encode(question))
+    return digest.hexdigest()

@@ -1,0 +1,387 @@
+"""Over the wire: an owner's node, and the door the analyst's loop asks at.
+
+The analyst notices no difference from a local run except the address. A connection that breaks is made again, the run is
+opened again under the same name, the terms are settled again, and the question is asked again with the same id: the node
+gives the answer it gave before, to the last bit, or its first.
+"""
+
+import contextlib
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from sfumato.access.questions import PROTOCOL, Agreed, Facts, Question, Reply, Terms, decode_reply
+from sfumato.access.wire import Ask, Begin, Handshake, Left, Open, Refused
+from sfumato.errors import BudgetSpent, InvalidInput, LedgerError, OwnerRefused
+from sfumato.kernel import Langevin
+from sfumato.study import Study, make_study
+
+PATIENCE = 20.0
+"""Seconds a door tries to get an answer before it says that nobody answers."""
+REPLY_SECONDS = 120.0
+"""Seconds one answer may take: compiling a chain on the node takes some."""
+MAX_REPLY = 1 << 26
+PASSING = ("paused", "too-fast", "too-many", "busy", "shutting-down", "ledger", "too-slow", "internal")
+"""Refusals that may pass: the same question is asked again until patience ends."""
+
+_facts = msgspec.msgpack.Decoder(Facts)
+_agreed = msgspec.msgpack.Decoder(Agreed)
+_refused = msgspec.msgpack.Decoder(Refused)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def connect(
+    url: str, *, token: str, certificate: str | None = None, insecure: bool = False, patience: float = PATIENCE
+) -> "RemoteOwner":
+    """Reach an owner's node.
+
+    Parameters
+    ----------
+    url
+        Such as ``https://node.hospital.example:8750``. Plain http is for this machine only.
+    token
+        The token the owner gave you.
+    certificate
+        A PEM file of certificates to trust besides the system's, where the owner signs its own.
+    insecure
+        Allow plain http to another machine: the token then travels in the clear. For trying out.
+    patience
+        Seconds to go on trying when nobody answers.
+
+    Returns
+    -------
+    RemoteOwner
+        Takes the place of data in `sample` and `plan`.
+
+    Examples
+    --------
+    >>> owner = connect("http://127.0.0.1:8750", token="sfu_alice_...")  # doctest: +SKIP
+    >>> run = sample(coin, owner, epsilon=1.0, delta=1e-6)  # doctest: +SKIP
+    """
+    line = _Line(url, token, certificate, insecure, patience)
+    return RemoteOwner(line, line.handshake())
+
+
+class RemoteOwner:
+    """A data owner at the other end of a wire: what it says about itself, and the doors it opens.
+
+    Attributes
+    ----------
+    name
+        What the owner is called.
+    studies
+        The approved studies: name, number of records, domain, limits.
+    """
+
+    def __init__(self, line: "_Line", said: Handshake) -> None:
+        self._line, self._said = line, said
+        self.name = said.name
+        self.studies = {study.name: study for study in said.studies}
+
+    @property
+    def analyst(self) -> str:
+        """Under which name the token is known there."""
+        return self._said.analyst
+
+    @property
+    def outside(self) -> str:
+        """What the owner does with records outside the domain."""
+        return self._said.outside
+
+    @property
+    def precision(self) -> str:
+        """How the owner evaluates records."""
+        return self._said.precision
+
+    @property
+    def n(self) -> int:
+        """Number of records: public. Of the first study, if they differ."""
+        return next(iter(self.studies.values())).n
+
+    def study(
+        self, model: Any, domain: Mapping[str, Any] | None = None, sensitivity: Any = "certify", kernel: str = "auto"
+    ) -> tuple[str, Study, int]:
+        """Find the approved study that is this model: its name there, the study, and its number of records.
+
+        The domain comes from the owner; the model is compared by fingerprint, and again by the node.
+
+        Raises
+        ------
+        InvalidInput
+            The owner has approved no such model, or has another domain for it.
+        """
+        from sfumato.domain import from_dict
+
+        tried: dict[str, Study] = {}
+        trouble: InvalidInput | None = None
+        for approved in self.studies.values():
+            there = {name: from_dict(spec) for name, spec in approved.domain.items()}
+            key = json.dumps(approved.domain, sort_keys=True)
+            try:
+                if key not in tried:
+                    tried[key] = _answerable(make_study(model, there, sensitivity, kernel), kernel)
+            except InvalidInput as error:
+                trouble = error  # a model of other columns, or one that cannot be asked about in this way
+                continue
+            if tried[key].model.fingerprint() in approved.models:
+                _same_domain(self.name, domain, approved.domain)
+                return approved.name, tried[key], approved.n
+        if not tried and trouble is not None:
+            raise trouble
+        mine = sorted({study.model.fingerprint()[:12] for study in tried.values()})
+        theirs = ", ".join(f"{s.name} ({'/'.join(m[:12] for m in s.models)})" for s in self.studies.values())
+        raise InvalidInput(
+            f"{self.name!r} answers for the models it has approved: {theirs}; yours has the fingerprint "
+            f"{' or '.join(mine) or 'of other columns'}. Use the owner's own file, to the letter."
+        )
+
+    def door(self, study: str, model: str, *, epsilon: float, delta: float, run_id: str) -> "RemoteDoor":
+        """Open a run there, or come back to it: the same id, study and guarantee give the same account."""
+        asked = Open(study=study, model=model, run=run_id, epsilon=float(epsilon), delta=float(delta))
+        return RemoteDoor(self._line, asked, self.name)
+
+    def __repr__(self) -> str:
+        return f"<Owner {self.name!r} at {self._line.url}: {', '.join(self.studies)}>"
+
+
+class RemoteDoor:
+    """One run at a node: asks, reconnects, asks again.
+
+    Parameters
+    ----------
+    line
+        How to reach the node.
+    asked
+        The run, as it is opened at every connection.
+    name
+        What the owner is called.
+    """
+
+    def __init__(self, line: "_Line", asked: Open, name: str) -> None:
+        self._line, self._asked, self.name = line, asked, name
+        self._socket: Any = None
+        self._open = contextlib.ExitStack()
+        self._terms: Terms | None = None
+        self._agreed = Agreed()
+        self.facts: Facts = self._patiently(lambda: self._facts)
+
+    @property
+    def left(self) -> int:
+        """Quanta left for this run."""
+        said: dict[str, int] = self._patiently(lambda: msgspec.msgpack.decode(self._exchange(_encoder.encode(Left()))))
+        return int(said["left"])
+
+    def begin(self, terms: Terms) -> Agreed:
+        """Settle the terms of the chain; they are settled again at every new connection."""
+        self._terms = None
+
+        def settle() -> Agreed:
+            return _agreed.decode(self._exchange(_encoder.encode(Begin(terms=terms))))
+
+        self._agreed = self._patiently(settle)
+        self._terms = terms
+        return self._agreed
+
+    def ask(self, query_id: str, question: Question) -> Reply:
+        """Ask; the same id again gives the same answer."""
+        message = _encoder.encode(Ask(query_id, question))
+        return self._patiently(lambda: decode_reply(self._exchange(message)))
+
+    def close(self) -> None:
+        """Hang up; the node gives back what was reserved and not spent."""
+        self._hang_up()
+
+    # -- the line -------------------------------------------------------------------------------------------------
+
+    def _patiently(self, call: Any) -> Any:
+        """Do it, on a new connection if need be, until patience ends."""
+        until, pause = time.monotonic() + self._line.patience, 0.02
+        while True:
+            try:
+                self._dial()
+                return call()
+            except (OSError, TimeoutError, _Broken) as error:
+                self._hang_up()
+                failure: Exception = ConnectionError(f"{self.name!r} does not answer ({type(error).__name__})")
+            except OwnerRefused as error:
+                if error.code not in PASSING:
+                    raise
+                if error.code in ("busy", "shutting-down", "too-slow"):
+                    self._hang_up()
+                failure = error
+            if time.monotonic() > until:
+                raise failure
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+    def _dial(self) -> None:
+        """Connect, open the run, settle the terms: whatever the last connection had."""
+        if self._socket is not None:
+            return
+        self._socket = self._open.enter_context(self._line.dial())
+        self._facts = _facts.decode(self._exchange(_encoder.encode(self._asked)))
+        if self._terms is not None:
+            again = _agreed.decode(self._exchange(_encoder.encode(Begin(terms=self._terms))))
+            if again != self._agreed:
+                raise OwnerRefused(
+                    f"{self.name!r} came back with other terms; start a new run.", self.name, "other-terms"
+                )
+
+    def _hang_up(self) -> None:
+        self._socket = None
+        with contextlib.suppress(OSError, self._line.breaks):
+            self._open.close()
+
+    def _exchange(self, message: bytes) -> bytes:
+        try:
+            self._socket.send(message)
+            reply = self._socket.recv(timeout=REPLY_SECONDS)
+        except self._line.breaks as error:
+            raise _Broken(type(error).__name__) from None
+        if not isinstance(reply, bytes) or not reply:
+            raise ConnectionError("no msgpack")
+        if reply[0] == 0:
+            return reply[1:]
+        raise refused(_refused.decode(reply[1:]), self.name)
+
+
+class _Broken(ConnectionError):
+    """A connection broke, or was never made."""
+
+
+class _Line:
+    """Address, token and trust: how a node is reached."""
+
+    def __init__(self, url: str, token: str, certificate: str | None, insecure: bool, patience: float) -> None:
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidInput(f"a node's address is written https://host:port, got {url!r}.")
+        self._local = _is_local(parts.hostname)
+        if parts.scheme == "http" and not self._local and not insecure:
+            raise InvalidInput(
+                f"a token must not travel in the clear, and {parts.hostname} is another machine; use https:// (or "
+                "insecure=True, for trying out on a network you trust)."
+            )
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable() or not token:
+            raise InvalidInput("token must be the text the owner gave you, such as sfu_alice_....")
+        self._parts, self._token, self.patience = parts, token, patience
+        self._tls = _tls(certificate) if parts.scheme == "https" else None
+        try:
+            from websockets.exceptions import WebSocketException
+        except ImportError:
+            raise InvalidInput("reaching a node needs the package websockets: pip install 'sfumato[node]'.") from None
+        self.breaks = WebSocketException
+
+    @property
+    def url(self) -> str:
+        """The address, without the token."""
+        return urlunsplit((self._parts.scheme, self._parts.netloc, "", "", ""))
+
+    def handshake(self) -> Handshake:
+        """Ask the node what it serves.
+
+        Raises
+        ------
+        OwnerRefused
+            The token is not valid there.
+        ConnectionError
+            Nobody answers.
+        """
+        request = urllib.request.Request(  # noqa: S310 (http or https: checked above)
+            f"{self.url}/api/handshake", headers={"Authorization": f"Bearer {self._token}"}
+        )
+        handlers: list[Any] = [urllib.request.ProxyHandler({})] if self._local else []
+        if self._tls is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=self._tls))
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=self.patience) as answer:
+                said = msgspec.json.decode(answer.read(MAX_REPLY), type=Handshake)
+        except urllib.error.HTTPError as error:
+            raise _from_body(error.read(65536), self.url) from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConnectionError(
+                f"no node answers at {self.url} ({type(error).__name__}); check the address."
+            ) from None
+        if said.protocol != PROTOCOL:
+            raise InvalidInput(
+                f"{said.name!r} speaks protocol {said.protocol}, this sfumato {PROTOCOL}; install the same version."
+            )
+        return said
+
+    def dial(self) -> Any:
+        """Open a WebSocket."""
+        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.sync import client
+
+        scheme = "wss" if self._parts.scheme == "https" else "ws"
+        try:
+            return client.connect(
+                f"{scheme}://{self._parts.netloc}/ws", additional_headers={"Authorization": f"Bearer {self._token}"},
+                compression=None, max_size=MAX_REPLY, open_timeout=max(self.patience, 1.0), ssl=self._tls,
+                proxy=None if self._local else True, user_agent_header="sfumato", ping_interval=None,
+            )  # fmt: skip
+        except InvalidStatus as error:
+            raise _from_body(bytes(error.response.body or b""), self.url) from None
+        except WebSocketException as error:
+            raise _Broken(type(error).__name__) from None
+
+
+def _answerable(study: Study, kernel: str) -> Study:
+    """What a node answers for: walks on any model, Langevin on families."""
+    if kernel == Langevin.name and not study.natural:
+        raise InvalidInput(
+            "a node answers kernel='langevin' for exponential families only; use kernel='guided' for this model."
+        )
+    return study._replace(near=None)
+
+
+def refused(said: Refused, owner: str) -> Exception:
+    """Turn a code of the catalogue into what the library raises for it."""
+    words = f"{owner!r} refuses: {said.error}"
+    if said.code == "budget-spent":
+        return BudgetSpent(words, needed=0.0, left=0.0, owner=owner)
+    if said.code == "other-content":
+        return LedgerError(words)
+    return OwnerRefused(words, owner, said.code)
+
+
+def _from_body(body: bytes, where: str) -> Exception:
+    try:
+        return refused(msgspec.json.decode(body, type=Refused), where)
+    except msgspec.DecodeError:
+        return ConnectionError(f"what answers at {where} is no node; check the address.")
+
+
+def _same_domain(owner: str, mine: Mapping[str, Any] | None, theirs: Mapping[str, Any]) -> None:
+    if mine is None:
+        return
+    said = {name: column.to_dict() for name, column in mine.items()}
+    if json.loads(json.dumps(said)) != json.loads(json.dumps(dict(theirs))):
+        raise InvalidInput(
+            f"the domain is the owner's to declare, and {owner!r} has {dict(theirs)}; leave domain= out."
+        )
+
+
+def _is_local(host: str) -> bool:
+    import ipaddress
+
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _tls(certificate: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if certificate is not None:
+        try:
+            context.load_verify_locations(certificate)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInput(f"certificate must be a readable PEM file ({type(error).__name__}).") from None
+    return context

@@ -1,0 +1,536 @@
+r"""The analyst's own loop: one round a step for all chains, over any number of owners asked at once (Algorithm 2).
+
+Each owner adds its own noise; the answers add up, and so do the variances: the penalty is :math:`\sum_i \sigma_i^2/2`
+(Yıldırım 2016, Section 3.3, with unequal noise). For Langevin the noise of the proposal is shared out,
+:math:`\sum_i \xi_i = 4/h`: its covariance is fixed, so giving each owner 4/h would make the acceptance ratio wrong.
+
+Query ids follow from the run's id, the step and the kind: a run that reconnects or resumes asks again with the same ids and
+gets the same bytes.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.access.base import Door
+from sfumato.access.questions import (
+    LANGEVIN,
+    WALK,
+    Correction,
+    Question,
+    Ratio,
+    Release,
+    Remainder,
+    Reply,
+    Statistic,
+    Terms,
+)
+from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost
+from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State, accepts
+from sfumato.model import Model
+from sfumato.vault.lattice import choose_gamma
+
+Array: TypeAlias = Any
+T = TypeVar("T")
+
+RETRIES = 4
+"""Times a silent owner is asked again, with the same query id, before it counts as lost."""
+PAUSE = 0.25
+"""Seconds before the first of them; doubled each time."""
+LARGEST = 2**62
+
+
+class Rows(NamedTuple):
+    """The adversary's view of some steps: arrays (step, chain, ...).
+
+    As in one compiled run, with `widths` (step, chain, owner) besides: what each owner charged.
+    """
+
+    theta: Array
+    theta_prop: Array
+    d_n_noisy: Array
+    sensitivity: Array
+    accepted: Array
+    t_noisy: Array = None
+    sigma: Array = None
+    widths: Array = None
+
+
+class NoBlock(NamedTuple):
+    """Reservations are the owners' own affair here."""
+
+    number: int = 0
+    quanta: int = 0
+
+
+class Steps(NamedTuple):
+    """Some rounds, paid for by every owner: see `sfumato.access.base.Answers`."""
+
+    states: State
+    transcript: Rows
+    steps: int
+    spent: int
+    needed: int = 0
+    block: NoBlock = NoBlock()
+
+    def settle(self) -> None:
+        """Nothing to give back: each owner settles its own block."""
+
+
+class Added(NamedTuple):
+    """Answers of all owners to one question, added up."""
+
+    numbers: np.ndarray
+    answered: np.ndarray
+    widths: np.ndarray
+    extra_variance: np.ndarray
+
+
+class Rounds:
+    """Access to a list of owners.
+
+    Parameters
+    ----------
+    model
+        The model that is sampled: its prior is public.
+    doors
+        The owners.
+    run_id
+        Names the run; query ids are made from it.
+    shares
+        Share of the noise variance that each owner adds; they sum to one. Equal ones by default. Zero for a bundle, whose
+        noise was added when it was released and is told with each answer.
+    step
+        Steps taken before, when a run goes on.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        doors: Sequence[Door],
+        *,
+        run_id: str,
+        shares: Sequence[float] | None = None,
+        step: int = 0,
+    ) -> None:
+        if not doors:
+            raise InvalidInput("a run needs at least one owner, got none.")
+        self._model, self._doors, self._run_id = model, list(doors), run_id
+        self.shares = list(shares) if shares is not None else [1.0 / len(self._doors)] * len(self._doors)
+        self.step = step
+        self._released = 0
+        self._spent = [0] * len(self._doors)
+        self._threads = ThreadPoolExecutor(len(self._doors), thread_name_prefix="sfumato-owner")
+        self._chain: _WalkRounds | _LangevinRounds | _ReferenceRounds | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def doors(self) -> list[Door]:
+        """The owners, in order."""
+        return self._doors
+
+    @property
+    def n(self) -> int:
+        """Records of all owners."""
+        return sum(door.facts.n for door in self._doors)
+
+    @property
+    def rows(self) -> int:
+        """Rows the busiest owner evaluates a round: they work at the same time."""
+        return max(door.facts.rows for door in self._doors)
+
+    @property
+    def left(self) -> int:
+        """Quanta left with the owner who has least."""
+        return min(door.left for door in self._doors)
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def each(self, call: Callable[[Door, int], T]) -> list[T]:
+        """Do something with every owner at once; each failure names its owner, and the others finish first."""
+        # Whom one has to wait for is asked in a thread; the others cost less than handing the question over.
+        slow = [door for door in self._doors if not getattr(door, "quick", False)]
+        waiting: list[Future[T]] = []
+        for i, door in enumerate(self._doors):
+            work = partial(self._patiently, door, partial(call, door, i))
+            waiting.append(self._threads.submit(work) if door in slow and len(slow) > 1 else Future())
+        for i, (door, future) in enumerate(zip(self._doors, waiting, strict=True)):
+            if door not in slow or len(slow) == 1:
+                _run_here(future, partial(self._patiently, door, partial(call, door, i)))
+        failures = [error for future in waiting if (error := future.exception()) is not None]
+        if failures:
+            # A bad answer is the gravest, a lost owner can come back, a spent budget is an ordinary ending.
+            raise min(failures, key=_gravity)
+        return [future.result() for future in waiting]
+
+    def _patiently(self, door: Door, call: Callable[[], T]) -> T:
+        for attempt in range(RETRIES + 1):
+            try:
+                return call()
+            except BudgetSpent as error:
+                raise BudgetSpent(str(error), needed=error.needed, left=error.left, owner=door.name) from None
+            except (TimeoutError, ConnectionError) as error:
+                if attempt == RETRIES:
+                    raise OwnerLost(
+                        f"every owner must answer every round, and {door.name!r} did not after {attempt + 1} tries "
+                        f"({type(error).__name__}); what was drawn is kept. Go on with sf.resume when it is back.",
+                        owner=door.name,
+                    ) from None
+            time.sleep(PAUSE * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _query_id(self, kind: str) -> str:
+        return f"{self._run_id}/{self.step}/{kind}"
+
+    def _add(self, kind: str, question: Question, size: int, gamma: float) -> Added:
+        """Ask all owners one question and add their answers."""
+        query_id = self._query_id(kind)
+        rows = len(question.asked) if isinstance(question, Ratio | Correction | Remainder) else 1
+
+        def ask(door: Door, number: int) -> Reply:
+            return checked(door.name, query_id, door.ask(query_id, question), size, rows, gamma)
+
+        replies = self.each(ask)
+        self._spent = [now + reply.quanta for now, reply in zip(self._spent, replies, strict=True)]
+        extra = np.sum([np.square(r.sigma) if r.sigma else np.zeros(rows) for r in replies], axis=0)
+        return Added(
+            np.sum([np.array(r.numbers, np.int64) for r in replies], axis=0),
+            np.all([r.answered for r in replies], axis=0),
+            np.stack([np.array(r.widths, float) for r in replies], axis=-1),
+            extra,
+        )
+
+    # -- the pilot ------------------------------------------------------------------------------------------------
+
+    def release(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float) -> np.ndarray:
+        """Noisy sum of vectors over all owners, with noise sigma in all; each owner adds its share."""
+        query_id, self._released = f"{self._run_id}/pilot/{self._released}", self._released + 1
+
+        def ask(door: Door, number: int) -> np.ndarray:
+            question = Release(
+                what=what,
+                theta=np.asarray(theta, float).tolist(),
+                matrix=np.asarray(matrix, float).tolist(),
+                radius=float(radius),
+                sigma=float(sigma * self.shares[number] ** 0.5),
+            )
+            from sfumato.model import derivatives
+
+            size = derivatives.size(what, self._model.dim)
+            reply = checked(door.name, query_id, door.ask(query_id, question), size, 1, None)
+            return np.array(reply.numbers, np.int64).astype(np.float64) * reply.gamma
+
+        return np.asarray(np.sum(self.each(ask), axis=0))
+
+    # -- the chain ------------------------------------------------------------------------------------------------
+
+    def begin(self, kernel: Kernel | Langevin, sigma: float, states: State) -> None:
+        """Settle the terms with every owner: sigma is the noise of all of them together."""
+        self._failure = None
+        self._spent = [0] * len(self._doors)
+        chains = len(states.theta)
+        sigmas = [sigma * share**0.5 for share in self.shares]
+        gamma = min(choose_gamma(each, self.n) for each in sigmas if each > 0)
+        terms = [Terms(kernel=WALK, chains=chains, sigma=each, gamma=gamma) for each in sigmas]
+        if isinstance(kernel, Langevin):
+            firsts = [kernel.proposal_sigma * share**0.5 for share in self.shares]
+            first_gamma = min(choose_gamma(each, self.n) for each in firsts if each > 0)
+            terms = [
+                Terms(
+                    kernel=LANGEVIN, chains=chains, sigma=each, gamma=gamma, proposal_sigma=first,
+                    proposal_gamma=first_gamma, matrix=np.asarray(kernel.matrix, float).tolist(),
+                    centre=np.asarray(kernel.centre, float).tolist() if isinstance(kernel, ReferenceLangevin) else [],
+                )
+                for each, first in zip(sigmas, firsts, strict=True)
+            ]  # fmt: skip
+        agreed = self.each(lambda door, i: door.begin(terms[i]))
+        for door, answer in zip(self._doors, agreed, strict=True):
+            if answer.middle != agreed[0].middle:
+                raise BadAnswer(
+                    f"owners must agree on the family and its domain, and {door.name!r} has another one than "
+                    f"{self._doors[0].name!r}; nothing was asked of the chain.",
+                    owner=door.name,
+                )
+        with jax.enable_x64(True):
+            if isinstance(kernel, ReferenceLangevin):
+                self._chain = _ReferenceRounds(self, self._model, kernel, sigma, gamma, first_gamma)
+            elif isinstance(kernel, Langevin):
+                middle = np.array(agreed[0].middle, np.int64)
+                self._chain = _LangevinRounds(self, self._model, kernel, sigma, gamma, first_gamma, middle)
+            else:
+                self._chain = _WalkRounds(self, self._model, kernel, sigma, gamma)
+
+    def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Steps:
+        """Take up to `limit` rounds. A failure after the first of them is kept for the next call, so nothing paid is lost."""
+        if self._chain is None:
+            raise RuntimeError("Rounds.begin must be called before Rounds.chunk.")
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        rows: list[Rows] = []
+        self._spent = [0] * len(self._doors)
+        paid = list(self._spent)
+        with jax.enable_x64(True):
+            for i in range(limit):
+                draw = Draw(*(np.asarray(part)[i] for part in draws))
+                try:
+                    states, row = self._chain.step(states, draw)
+                except (BudgetSpent, OwnerError) as error:
+                    if not rows:
+                        raise
+                    self._failure = error
+                    break
+                rows.append(row)
+                paid = list(self._spent)
+                self.step += 1
+        columns = zip(*rows, strict=True)
+        joined = Rows(*(None if parts[0] is None else np.stack(parts) for parts in columns))
+        return Steps(states, joined, len(rows), max(paid))
+
+    @property
+    def waited(self) -> float:
+        """Seconds that owners in this process waited for noise."""
+        return sum(getattr(door, "waited", 0.0) for door in self._doors)
+
+    def close(self) -> None:
+        """Close every door."""
+        for door in self._doors:
+            door.close()
+        self._threads.shutdown(wait=False)
+
+
+def _run_here(future: "Future[T]", work: Callable[[], T]) -> None:
+    """Do the work in this thread, with its result or failure where the others have theirs."""
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+
+
+def _gravity(error: BaseException) -> int:
+    order = (BadAnswer, OwnerLost, BudgetSpent)
+    return next((i + 1 for i, kind in enumerate(order) if isinstance(error, kind)), 0)
+
+
+def checked(name: str, query_id: str, reply: Reply, size: int, rows: int, gamma: float | None) -> Reply:
+    """Refuse what cannot be an answer to this question, and say whose it was."""
+    what = ""
+    if not isinstance(reply, Reply) or reply.id != query_id:
+        what = "an answer to another query"
+    elif gamma is not None and reply.gamma != gamma:
+        what = "an answer on another lattice"
+    elif not (np.isfinite(reply.gamma) and reply.gamma > 0) or not _whole_numbers(reply.numbers, size):
+        what = "something that is not the numbers asked for"
+    elif not (len(reply.widths) == len(reply.answered) == rows and len(reply.sigma) in (0, rows)):
+        what = "an answer for another number of chains"
+    elif not all(np.isfinite(x) and x >= 0 for x in (*reply.widths, *reply.sigma)) or reply.quanta < 0:
+        what = "widths or noise that are no positive numbers"
+    if what:
+        raise BadAnswer(
+            f"an owner must answer the question asked, and {name!r} sent {what}; nothing of it is used. Ask its owner to "
+            "look at the node's log.",
+            owner=name,
+        )
+    return reply
+
+
+def _whole_numbers(numbers: Sequence[int], size: int) -> bool:
+    return len(numbers) == size and all(isinstance(x, int) and abs(x) <= LARGEST for x in numbers)
+
+
+class _WalkRounds:
+    """One ratio a round."""
+
+    def __init__(self, rounds: Rounds, model: Model, kernel: Kernel, sigma: float, gamma: float) -> None:
+        self._rounds, self._sigma, self._gamma = rounds, sigma, gamma
+
+        @jax.jit
+        def propose(states: State, draw: Draw) -> Any:
+            theta_prop = jax.vmap(kernel.propose)(states, draw)
+            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
+            possible = jnp.isfinite(log_prior_prop) & jnp.all(jnp.isfinite(theta_prop), axis=-1)
+            return theta_prop, log_prior_prop, possible
+
+        @jax.jit
+        def decide(
+            states: State,
+            draw: Draw,
+            theta_prop: Array,
+            log_prior_prop: Array,
+            d_n_noisy: Array,
+            asked: Array,
+            sigma: Array,
+        ) -> Any:
+            ratio = log_prior_prop - states.log_prior
+            accepted = accepts(draw, d_n_noisy, ratio, jnp.zeros_like(ratio), sigma) & asked
+            return jax.vmap(kernel.update)(states, theta_prop, log_prior_prop, accepted, draw), accepted
+
+        self._propose, self._decide = propose, decide
+
+    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
+        theta_prop, log_prior_prop, possible = self._propose(states, draw)
+        theta, there, asked = np.asarray(states.theta), np.asarray(theta_prop), np.asarray(possible)
+        answer = _nothing(len(asked), len(self._rounds.doors))
+        if asked.any():
+            asked_there = np.where(asked[:, None], there, theta)
+            question = Ratio(theta=theta.tolist(), theta_prop=asked_there.tolist(), asked=asked.tolist())
+            answer = self._rounds._add("ratio", question, len(asked), self._gamma)
+        d_n_noisy = np.where(answer.answered, answer.numbers.astype(np.float64) * self._gamma, np.nan)
+        sigma = _total_sigma(self._sigma, answer.extra_variance)
+        moved, accepted = self._decide(states, draw, theta_prop, log_prior_prop, d_n_noisy, answer.answered, sigma)
+        row = Rows(
+            theta=np.asarray(moved.theta),
+            theta_prop=there,
+            d_n_noisy=d_n_noisy,
+            sensitivity=answer.widths.max(axis=-1),
+            accepted=np.asarray(accepted),
+            sigma=sigma,
+            widths=answer.widths,
+        )
+        return moved, row
+
+
+class _LangevinRounds:
+    """A statistic, then a correction."""
+
+    def __init__(
+        self, rounds: Rounds, model: Model, kernel: Langevin, sigma: float, gamma: float, first_gamma: float,
+        middle: np.ndarray,
+    ) -> None:  # fmt: skip
+        self._rounds, self._sigma, self._gamma, self._first_gamma = rounds, sigma, gamma, first_gamma
+        self._shift = jnp.asarray(rounds.n * middle.astype(np.float64) * first_gamma)
+        shift = self._shift
+
+        @jax.jit
+        def propose(states: State, numbers: Array) -> Any:
+            t_noisy = numbers.astype(jnp.float64) * first_gamma + shift
+            theta_prop = jax.vmap(kernel.propose)(states, t_noisy)
+            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
+            turn = jax.vmap(kernel.turn)(states.theta, theta_prop)
+            asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio)
+            asked &= jnp.all(jnp.isfinite(turn.direction), axis=-1)
+            direction = jnp.where(asked[:, None], turn.direction, 0.0)
+            return t_noisy, theta_prop, log_prior_prop, turn.log_ratio, direction, asked
+
+        @jax.jit
+        def decide(
+            states: State, draw: Draw, theta_prop: Array, log_prior_prop: Array, log_ratio: Array, direction: Array,
+            numbers: Array, asked: Array,
+        ) -> Any:  # fmt: skip
+            direction = jnp.where(asked[:, None], direction, 0.0)
+            d_n_noisy = jnp.where(asked, numbers.astype(jnp.float64) * gamma - direction @ shift, jnp.nan)
+            accepted = accepts(draw, d_n_noisy, log_ratio, jnp.zeros_like(log_ratio), sigma) & asked
+            moved = State(
+                jnp.where(accepted[:, None], theta_prop, states.theta),
+                jnp.where(accepted, log_prior_prop, states.log_prior),
+                states.direction,
+                states.pending,
+            )
+            return moved, d_n_noisy, accepted
+
+        self._propose, self._decide = propose, decide
+
+    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
+        chains, dim = states.theta.shape
+        first = self._rounds._add("statistic", Statistic(chains=chains), chains * dim, self._first_gamma)
+        t_noisy, theta_prop, log_prior_prop, log_ratio, direction, possible = self._propose(
+            states, first.numbers.reshape(chains, dim)
+        )
+        asked = np.asarray(possible)
+        answer = _nothing(chains, len(self._rounds.doors))
+        if asked.any():
+            question = Correction(direction=np.asarray(direction).tolist(), asked=asked.tolist())
+            answer = self._rounds._add("correction", question, chains, self._gamma)
+        moved, d_n_noisy, accepted = self._decide(
+            states, draw, theta_prop, log_prior_prop, log_ratio, direction, answer.numbers, answer.answered
+        )
+        row = Rows(
+            theta=np.asarray(moved.theta),
+            theta_prop=np.asarray(theta_prop),
+            d_n_noisy=np.asarray(d_n_noisy),
+            sensitivity=answer.widths.max(axis=-1),
+            accepted=np.asarray(accepted),
+            t_noisy=np.asarray(t_noisy),
+            sigma=np.full(chains, self._sigma),
+            widths=answer.widths,
+        )
+        return moved, row
+
+
+class _ReferenceRounds:
+    """A noisy gradient at the reference point, then second-order scalars."""
+
+    def __init__(
+        self, rounds: Rounds, model: Model, kernel: ReferenceLangevin, sigma: float, gamma: float, first_gamma: float
+    ) -> None:
+        self._rounds, self._sigma, self._gamma, self._first_gamma = rounds, sigma, gamma, first_gamma
+
+        @jax.jit
+        def propose(states: State, numbers: Array) -> Any:
+            t_noisy = numbers.astype(jnp.float64) * first_gamma
+            theta_prop = jax.vmap(kernel.propose)(states, t_noisy)
+            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
+            turn = jax.vmap(kernel.turn)(states.theta, theta_prop)
+            asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & jax.vmap(kernel.inside)(theta_prop)
+            return t_noisy, theta_prop, log_prior_prop, turn.log_ratio, turn.direction, asked
+
+        @jax.jit
+        def decide(
+            states: State, draw: Draw, theta_prop: Array, log_prior_prop: Array, log_ratio: Array, d_n_noisy: Array,
+            asked: Array,
+        ) -> Any:  # fmt: skip
+            accepted = accepts(draw, d_n_noisy, log_ratio, jnp.zeros_like(log_ratio), sigma) & asked
+            moved = State(
+                jnp.where(accepted[:, None], theta_prop, states.theta),
+                jnp.where(accepted, log_prior_prop, states.log_prior),
+                states.direction,
+                states.pending,
+            )
+            return moved, accepted
+
+        self._propose, self._decide = propose, decide
+
+    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
+        chains, dim = states.theta.shape
+        first = self._rounds._add("statistic", Statistic(chains=chains), chains * dim, self._first_gamma)
+        t_noisy, theta_prop, log_prior_prop, log_ratio, slope, possible = self._propose(
+            states, first.numbers.reshape(chains, dim)
+        )
+        asked, theta = np.asarray(possible), np.asarray(states.theta)
+        answer = _nothing(chains, len(self._rounds.doors))
+        if asked.any():
+            there, along = np.where(asked[:, None], theta_prop, theta), np.where(asked[:, None], slope, 0.0)
+            question = Remainder(
+                theta=theta.tolist(), theta_prop=there.tolist(), slope=along.tolist(), asked=asked.tolist()
+            )
+            answer = self._rounds._add("remainder", question, chains, self._gamma)
+        d_n_noisy = np.where(answer.answered, answer.numbers.astype(np.float64) * self._gamma, np.nan)
+        moved, accepted = self._decide(states, draw, theta_prop, log_prior_prop, log_ratio, d_n_noisy, answer.answered)
+        row = Rows(
+            theta=np.asarray(moved.theta),
+            theta_prop=np.asarray(theta_prop),
+            d_n_noisy=d_n_noisy,
+            sensitivity=answer.widths.max(axis=-1),
+            accepted=np.asarray(accepted),
+            t_noisy=np.asarray(t_noisy),
+            sigma=np.full(chains, self._sigma),
+            widths=answer.widths,
+        )
+        return moved, row
+
+
+def _nothing(chains: int, owners: int) -> Added:
+    """The answer where nobody was asked."""
+    zero = np.zeros(chains)
+    return Added(zero.astype(np.int64), zero.astype(bool), np.zeros((chains, owners)), zero)
+
+
+def _total_sigma(sigma: float, extra_variance: np.ndarray) -> np.ndarray:
+    """Noise of all owners together; exactly the agreed one where no answer says otherwise."""
+    return np.where(extra_variance > 0, np.sqrt(sigma**2 + extra_variance), sigma)

@@ -1,0 +1,88 @@
+"""What travels on a node's WebSocket: msgpack, one request a message, one reply to each, in order.
+
+A reply begins with one byte: 0, then the msgpack of what was asked for; or 1, then the msgpack of a refusal from the public
+catalogue. Answers are sent as the bytes the ledger keeps, so an answer asked for twice is the same to the last bit.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from sfumato.access.questions import PROTOCOL, Question, Terms
+
+FINE, REFUSED = b"\x00", b"\x01"
+
+
+class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown_fields=True):
+    """Open a run, or come back to it: the same run, study and guarantee give the same account.
+
+    Attributes
+    ----------
+    study, model
+        Name of the approved study, and the fingerprint of the model the analyst means by it.
+    run
+        The analyst's own name for the run; query ids live inside it.
+    epsilon, delta
+        The guarantee of the run: its cap.
+    """
+
+    study: str
+    model: str
+    run: str
+    epsilon: float
+    delta: float
+    protocol: int = PROTOCOL
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", forbid_unknown_fields=True):
+    """Settle the terms of the chain."""
+
+    terms: Terms
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True, forbid_unknown_fields=True):
+    """One question, for all chains."""
+
+    id: str
+    question: Question
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True, tag="left", forbid_unknown_fields=True):
+    """How many quanta are left for this run."""
+
+
+Request: TypeAlias = Open | Begin | Left
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A refusal as the client sees it."""
+
+    code: str
+    error: str
+    status: int
+    ok: bool = False
+
+
+class Approved(msgspec.Struct, frozen=True, kw_only=True):
+    """One study of the handshake: its name, and the fingerprints of the forms it may be studied in."""
+
+    name: str
+    models: list[str]
+    domain: dict[str, dict[str, Any]]
+    n: int
+    sensitivity: str
+    sigma_floor: float
+    theta_bound: float
+
+
+class Handshake(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner says about itself to someone with a token: all public."""
+
+    name: str
+    outside: str
+    precision: str
+    studies: list[Approved]
+    analyst: str
+    left: float
+    version: str
+    protocol: int = PROTOCOL

@@ -1,0 +1,68 @@
+"""The command line: parse, call the library, render.
+
+Nothing heavy is imported before a command runs, so that ``sfumato --help`` answers at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from sfumato.cli import bundle, demo, doctor, endings, ledger, node, paper, report, study
+
+EPILOG = (
+    "Exit codes: 0 fine; 1 something unexpected; 2 wrong usage or invalid input; 3 the plan is too weak; 4 the budget "
+    "was spent before anything could be drawn, or the ledger refuses; 5 trouble with a checkpoint or a saved file; 6 "
+    "an owner is lost, refuses, or answers nonsense; 130 interrupted (what was drawn is saved)."
+)
+
+app = typer.Typer(
+    name="sfumato",
+    help="Exact Bayesian inference on records nobody is allowed to see.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback with locals would show records
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(study.plan)
+app.command()(study.run)
+app.command()(study.resume)
+app.command()(bundle.release)
+app.command()(bundle.sample)
+app.command()(report.report)
+app.command()(node.init)
+app.command()(node.serve)
+app.add_typer(node.tokens, name="token")
+app.command()(doctor.doctor)
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(paper.app, name="paper")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from sfumato import __version__
+
+        typer.echo(f"sfumato {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; every error ends here, in words."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(args=given, prog_name="sfumato", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except Exception as error:  # the last line of defence: whatever happened, no record is quoted
+        return endings.explain(error, as_json="--json" in given)

@@ -1,0 +1,62 @@
+"""What a run leaves behind: draws, report, statement, each in a form that others read."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sfumato.errors import InvalidInput
+from sfumato.report import write_report
+from sfumato.report.table import posterior_rows
+
+if TYPE_CHECKING:
+    from sfumato.run import Run
+
+
+class Written(NamedTuple):
+    """Paths by what they hold, and remarks about what could not be written."""
+
+    files: dict[str, Path]
+    remarks: list[str]
+
+
+def write(run: "Run", folder: Path, title: str, *, finished: bool = True) -> Written:
+    """Write everything; the draws first, because they were paid for.
+
+    An interrupted run is written to ``run-partial.npz``, so that the finished one can follow.
+    """
+    files: dict[str, Path] = {}
+    remarks: list[str] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files["run"] = run.save(folder / ("run.npz" if finished else "run-partial.npz"))
+        files["statement"] = folder / "statement.txt"
+        files["statement"].write_text(f"{run.privacy}\n", encoding="utf-8")
+        files["report"] = write_report(run, folder / "report.html", title=title)
+    except OSError as error:
+        raise InvalidInput(
+            f"the output folder {folder} cannot be written ({error.strerror}); free some space."
+        ) from None
+    try:
+        run.to_arviz().to_netcdf(str(folder / "draws.nc"))
+        files["draws"] = folder / "draws.nc"
+    except Exception as error:  # the netCDF libraries are optional and raise what they like
+        remarks.append(f"draws.nc was not written ({type(error).__name__}); everything is in run.npz all the same.")
+    if finished and (folder / "run-partial.npz").exists():
+        (folder / "run-partial.npz").unlink()
+    return Written(files, remarks)
+
+
+def as_json(run: "Run", written: Written, name: str) -> dict[str, Any]:
+    """Everything a program may want to know of a run."""
+    return {
+        "ok": True,
+        "study": name,
+        "stop_reason": run.stop_reason.name,
+        "iterations": run.iterations,
+        "acceptance": run.acceptance,
+        "posterior": [row._asdict() for row in posterior_rows(run)],
+        "plan": dict(run.plan),
+        "privacy": run.privacy.to_dict(),
+        "statement": str(run.privacy),
+        "files": {what: str(path) for what, path in written.files.items()},
+        "remarks": written.remarks,
+    }

@@ -1,0 +1,138 @@
+"""What a person sees: tables and short paragraphs on standard output."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sfumato.report.table import FAIR_R_HAT, GOOD_R_HAT, Row, posterior_rows, verdict
+
+if TYPE_CHECKING:
+    from sfumato.cli.outputs import Written
+    from sfumato.planner import Plan
+    from sfumato.run import Run
+
+WIDEST = 100  # paragraphs wider than this are hard to read
+ENDS = {
+    "FINISHED": "all planned iterations were drawn",
+    "BUDGET_SPENT": "the budget is spent, as planned",
+    "INTERRUPTED": "interrupted; what was drawn is saved",
+    "OWNER_LOST": "an owner no longer answers; what was drawn is saved",
+}
+
+
+def console() -> Console:
+    """Open standard output, no wider than is good for reading; a pipe gets 100 columns."""
+    plain = Console(highlight=False)
+    width = min(plain.width, WIDEST) if plain.is_terminal else WIDEST
+    return Console(highlight=False, width=width)
+
+
+def heading(text: str) -> None:
+    """Start a section."""
+    console().print(Text(f"\n{text}", style="bold"))
+
+
+def paragraph(text: str) -> None:
+    """Print wrapped text, indented, never read as markup."""
+    console().print(Padding(Text(text), (0, 0, 0, 2), expand=False))
+
+
+def facts(rows: list[tuple[str, str]]) -> None:
+    """Show labels and values."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for label, value in rows:
+        table.add_row(Text(label), Text(value))
+    console().print(Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def plan(made: "Plan", name: str) -> None:
+    """Show a plan, and what to make of it."""
+    heading(f"Plan: {name}")
+    facts(made.rows())
+    if made.weak:
+        console().print(Text("\n  Too weak: the forecast says that the chain cannot mix.", style="bold red"))
+        paragraph(advice(made))
+
+
+def advice(made: "Plan") -> str:
+    """Say what would make a weak plan strong, in the library's own words."""
+    from sfumato.errors import PlanTooWeak
+
+    try:
+        made.refuse_if_weak()
+    except PlanTooWeak as error:
+        text = str(error).replace("force=True samples", "`sfumato run --force` samples")
+        return text[:1].upper() + text[1:]
+    return ""
+
+
+def run(drawn: "Run", written: "Written", name: str) -> None:
+    """Show a finished run: the posterior, whether to believe it, the promise, the files."""
+    heading(f"Posterior: {name}")
+    rows = posterior_rows(drawn)
+    console().print(posterior(rows))
+    heading("Chains")
+    chains(drawn, rows)
+    statement(drawn)
+    files(written)
+    if drawn.stop_reason.name == "INTERRUPTED":
+        paragraph(f"\nInterrupted. Go on with: sfumato resume {short(written.files['run'].parent)}")
+
+
+def chains(drawn: "Run", rows: list[Row]) -> None:
+    """Say how the chains went."""
+    number = drawn.transcript["accepted"].shape[0]
+    ended = ENDS[drawn.stop_reason.name]
+    for sentence in verdict(rows):
+        paragraph(sentence)
+    forecast = f"The plan, made again after the pilot, had promised {drawn.plan['forecast_ess']:.0f} effective draws."
+    paragraph(
+        f"{number} chains x {drawn.iterations:,} iterations, {drawn.acceptance:.0%} accepted; {ended}. {forecast}"
+    )
+
+
+def statement(drawn: "Run") -> None:
+    """Show the privacy statement, in full."""
+    heading("Privacy")
+    paragraph(str(drawn.privacy))
+
+
+def files(written: "Written") -> None:
+    """Say where everything lies."""
+    heading("Files")
+    facts([(what, short(path)) for what, path in written.files.items()])
+    for remark in written.remarks:
+        paragraph(remark)
+
+
+def posterior(rows: list[Row]) -> Table:
+    """Build the posterior table."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("")
+    for column in ("mean", "sd", "90 % interval", "ESS", "R-hat"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        interval = f"{row.low:.3f} to {row.high:.3f}"
+        table.add_row(Text(row.name), f"{row.mean:.3f}", f"{row.sd:.3f}", interval, f"{row.ess:.0f}", r_hat(row))
+    return table
+
+
+def r_hat(row: Row) -> Text:
+    """Colour R-hat by what it means."""
+    style = "green" if row.r_hat <= GOOD_R_HAT else "yellow" if row.r_hat <= FAIR_R_HAT else "red"
+    return Text(f"{row.r_hat:.2f}", style=style)
+
+
+def short(path: Path) -> str:
+    """Relative to where the person stands, if it lies below."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,229 @@
+"""``sfumato plan``, ``run`` and ``resume``: a study file in, a plan or a run out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sfumato.cli import endings
+from sfumato.errors import CheckpointError, InvalidInput
+
+if TYPE_CHECKING:
+    from sfumato.run import Run
+    from sfumato.studyfile import StudyFile
+
+StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="The study file (TOML).", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document to standard output and nothing else.")]
+Force = Annotated[bool, typer.Option("--force", help="Sample even if the plan says that the chain cannot mix.")]
+OutFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder for everything the run leaves; made if missing.")]
+
+
+def plan(
+    study: StudyPath,
+    n: Annotated[int | None, typer.Option("--n", help="Number of records, if the study does not say.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast what the budget of a study will buy. Spends nothing and reads no record.
+
+    Exit code 3 if the plan is too weak: `run` would refuse it.
+    """
+    from sfumato.studyfile import PLAN_OPTIONS, read_study
+
+    file = read_study(study)
+    records = n if n is not None or file.remote else file.records()
+    from sfumato.sampler import plan as make_plan
+
+    made = make_plan(
+        file.model(), file.source() if file.remote else None, n=records, domain=file.domain(),
+        epsilon=file.settings["epsilon"], delta=file.settings["delta"],
+        sensitivity=file.sensitivity(), guess=file.guess, **file.options(PLAN_OPTIONS),
+    )  # fmt: skip
+    if as_json:
+        endings.write_json({"ok": not made.weak, "study": file.name, "plan": made.to_dict()})
+    else:
+        from sfumato.cli import show
+
+        show.plan(made, file.name)
+    raise typer.Exit(endings.TOO_WEAK if made.weak else endings.FINE)
+
+
+def run(
+    study: StudyPath,
+    out: OutFolder = Path("sfumato-output"),
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="For proposals and decisions; the noise has no seed.")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study: plan, pilot, chains; then leave draws, report and privacy statement in the output folder.
+
+    Every chunk is saved before the next is asked for: Ctrl-C keeps what was drawn, `sfumato resume` goes on.
+    """
+    from sfumato.studyfile import SAMPLE_OPTIONS, read_study
+
+    file = read_study(study)
+    checkpoint = _prepare(file, out)
+    options = file.options(SAMPLE_OPTIONS)
+    options |= {"seed": seed} if seed is not None else {}
+    options |= {"force": True} if force else {}
+    from sfumato.sampler import sample
+
+    with _unspent_leaves_nothing(checkpoint), file.open_ledger() or nullcontext() as ledger:
+        drawn = _keeping(
+            out, sample, file.model(), file.source(), domain=file.domain(), epsilon=file.settings["epsilon"],
+            delta=file.settings["delta"], sensitivity=file.sensitivity(), columns=file.columns or None,
+            guess=file.guess, ledger=ledger, checkpoint=checkpoint, **options,
+        )  # fmt: skip
+    _hand_over(drawn, out, file.name, as_json)
+
+
+def resume(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The checkpoint folder, or the output folder with it.")
+    ],
+    study: Annotated[
+        Path | None, typer.Option("--study", help="The study file; by default the copy in the output folder.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Output folder; by default the one that holds the checkpoint.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was interrupted or killed. Nothing is counted twice and nothing is lost."""
+    from sfumato.studyfile import read_study
+
+    checkpoint = folder / "checkpoint" if (folder / "checkpoint" / "run.json").exists() else folder
+    if not (checkpoint / "run.json").exists():
+        raise CheckpointError(
+            f"{folder} holds no run; give the output folder of `sfumato run`, or its checkpoint folder."
+        )
+    home = checkpoint.parent if out is None else out
+    file = read_study(_find_study(checkpoint, study))
+    from sfumato.sampler import resume as go_on
+
+    home.mkdir(parents=True, exist_ok=True)
+    with file.open_ledger() or nullcontext() as ledger:
+        drawn = _keeping(
+            home, go_on, checkpoint, file.source(), model=file.model(), ledger=ledger, sensitivity=file.sensitivity()
+        )
+    _hand_over(drawn, home, file.name, as_json)
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def _prepare(file: "StudyFile", out: Path) -> Path | None:
+    """Make the output folder, never over an earlier run: its draws were paid for."""
+    if (out / "run.npz").exists():
+        raise InvalidInput(
+            f"the folder {out} already holds a finished run, which is never overwritten; choose another --out."
+        )
+    stated = file.settings.get("checkpoint", True)
+    checkpoint = (out / "checkpoint" if stated is True else file.base / stated) if stated is not False else None
+    if checkpoint is not None and (checkpoint / "run.json").exists():
+        raise CheckpointError(
+            f"{checkpoint} already holds a run; go on with `sfumato resume {checkpoint}`, or choose another --out."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file.copy_to(out)
+    except OSError as error:
+        raise InvalidInput(
+            f"the output folder {out} cannot be written ({error.strerror}); choose another with --out."
+        ) from None
+    return checkpoint
+
+
+@contextmanager
+def _unspent_leaves_nothing(checkpoint: Path | None) -> Iterator[None]:
+    """Take away the beginnings of a checkpoint if a run fails before it has spent anything: it can be run again.
+
+    Where something was spent, the checkpoint stays: its ledger is the record of it.
+    """
+    try:
+        yield
+    except BaseException:
+        if checkpoint is not None and _unspent(checkpoint):
+            for path in (checkpoint / "run.json", *checkpoint.glob("ledger.sqlite*")):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):  # not empty: somebody else's files stay
+                checkpoint.rmdir()
+        raise
+
+
+def _unspent(checkpoint: Path) -> bool:
+    from sfumato.checkpoint import Checkpoint
+    from sfumato.errors import SfumatoError
+    from sfumato.vault.ledger import Ledger
+
+    kept = Checkpoint(checkpoint)
+    try:
+        if "plan" in kept.terms():
+            return False
+        if not kept.ledger_path.exists():
+            return True
+        with Ledger(kept.ledger_path) as ledger:
+            return ledger.spent == 0
+    except SfumatoError:
+        return False
+
+
+def _find_study(checkpoint: Path, stated: Path | None) -> Path:
+    if stated is not None:
+        return stated
+    for folder in (checkpoint.parent, checkpoint):
+        if (folder / "study.toml").exists():
+            return folder / "study.toml"
+    raise InvalidInput(f"no study.toml beside {checkpoint}; name the study that was run with --study.")
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def _keeping(out: Path, draw: Any, *arguments: Any, **options: Any) -> "Run":
+    """Draw; if a checkpoint fails on the way, what was drawn so far is saved beside it before the error goes on."""
+    try:
+        drawn: Run = draw(*arguments, **options)
+    except CheckpointError as error:
+        so_far = getattr(error, "run", None)
+        if so_far is not None and so_far.iterations:
+            try:
+                so_far.save(out / "run-partial.npz")
+            except OSError:
+                raise error from None
+            raise CheckpointError(f"{error} They are saved in {out / 'run-partial.npz'}.") from None
+        raise
+    return drawn
+
+
+def _hand_over(drawn: "Run", out: Path, name: str, as_json: bool) -> None:
+    from sfumato.cli import outputs, show
+
+    if drawn.iterations == 0:
+        _nothing_drawn(drawn)
+    finished = drawn.stop_reason.name != "INTERRUPTED"
+    written = outputs.write(drawn, out, name, finished=finished)
+    if as_json:
+        endings.write_json(outputs.as_json(drawn, written, name))
+    else:
+        show.run(drawn, written, name)
+    raise typer.Exit(endings.FINE if finished else endings.INTERRUPTED)
+
+
+def _nothing_drawn(drawn: "Run") -> None:
+    from sfumato.errors import BudgetSpent
+
+    if drawn.stop_reason.name == "INTERRUPTED":
+        typer.echo(
+            "Interrupted before the first draw; the pilot is paid for and saved. Go on with `sfumato resume`.", err=True
+        )
+        raise typer.Exit(endings.INTERRUPTED)
+    raise BudgetSpent(
+        "a run needs budget for at least one step after its pilot, and none was left; ask for a larger epsilon, or "
+        "look at `sfumato ledger show`.",
+        needed=0.0,
+        left=0.0,
+    )

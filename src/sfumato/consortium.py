@@ -1,0 +1,553 @@
+"""Algorithm 2: several owners infer one theta together, each private against all the others and the analyst.
+
+Every owner adds its own noise to its own answer and keeps its own account; the answers add up, the penalty is half the sum of
+the variances (`access/rounds.py`). Before anyone spends, versions, fingerprints and the order of parameters are compared.
+
+References
+----------
+Yıldırım 2016, Section 3.3, Algorithm 2.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from sfumato import sampler
+from sfumato.access.base import Door
+from sfumato.access.bundle import BundleDoor
+from sfumato.access.local import check_room, open_door
+from sfumato.access.questions import PROTOCOL, Facts
+from sfumato.access.rounds import Rounds
+from sfumato.bundle import Bundle
+from sfumato.checkpoint import Checkpoint
+from sfumato.domain import Domain, from_dict
+from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerError
+from sfumato.families.base import Family
+from sfumato.kernel import Langevin, PublicStream
+from sfumato.noise_aware import check_distinct
+from sfumato.owner import Owner
+from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot
+from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
+from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
+from sfumato.planner.plan import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, knows_information, pilot_fraction
+from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.privacy.joint import JointStatement, join
+from sfumato.privacy.statement import Statement
+from sfumato.progress import Tick, ticker
+from sfumato.raytable import RayTable
+from sfumato.run import Run, StopReason
+from sfumato.study import Study, make_study
+from sfumato.vault.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the analyst asks of a run; see `sfumato.sample`."""
+
+    kernel: str = "auto"
+    sensitivity: Any = "certify"
+    chains: int = 4
+    seed: int | None = None
+    guess: Mapping[str, Any] | None = None
+    example: Mapping[str, Any] | None = None
+    iterations: int | None = None
+    max_iterations: int | None = None
+    pilot_share: float | None = None
+    force: bool = False
+
+
+# -- the owners -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Local:
+    """Records in this process."""
+
+    owner: Owner
+    epsilon: float
+    delta: float
+
+    @property
+    def name(self) -> str:
+        """What the owner is called."""
+        return self.owner.name
+
+    def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
+        """The study of this owner's records."""
+        own = self.owner.domain
+        return make_study(model, own if own is not None else domain, sensitivity, kernel)
+
+    def open(self, study: Study, run_id: str, kept: Checkpoint | None, resuming: bool, tick: Tick) -> Door:
+        """Open the records and the account."""
+        owner = self.owner
+        own = kept is not None and owner.ledger is None
+        if owner.ledger is not None and not resuming:
+            _check_room(owner.name, owner.ledger, self.epsilon, self.delta)
+        return open_door(
+            study, owner.data, name=owner.name, epsilon=self.epsilon, delta=self.delta,
+            mu=budget_mu(self.epsilon, self.delta), run_id=run_id, ledger=owner.ledger,
+            ledger_path=kept.folder / f"ledger-{_file_name(owner.name)}.sqlite" if kept is not None and own else None,
+            outside=owner.outside, columns=owner.columns, precision=owner.precision, remembered=kept is not None,
+            resuming=resuming, tick=tick,
+        )  # fmt: skip
+
+
+@dataclass
+class Remote:
+    """A node: what `sfumato.connect` gives."""
+
+    node: Any
+    epsilon: float
+    delta: float
+    approved: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the owner is called."""
+        return str(self.node.name)
+
+    def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
+        """The study that the node has approved for this model."""
+        self.approved, found, _ = self.node.study(model, domain, sensitivity, kernel)
+        return cast(Study, found)
+
+    def open(self, study: Study, run_id: str, kept: Checkpoint | None, resuming: bool, tick: Tick) -> Door:
+        """Open the run there."""
+        fingerprint = study.model.fingerprint()
+        door = self.node.door(self.approved, fingerprint, epsilon=self.epsilon, delta=self.delta, run_id=run_id)
+        return cast(Door, door)
+
+
+def as_owners(
+    data: Any,
+    epsilon: float | None,
+    delta: float | None,
+    ledger: Ledger | None = None,
+    outside: str = "refuse",
+    columns: Any = None,
+    precision: str = "float64",
+    promises: Mapping[str, tuple[float, float]] | None = None,
+) -> list[Local | Remote | Bundle] | None:
+    """Owners, if that is what the data are: one, or a list with at least one who answers live."""
+    if isinstance(data, RayTable):
+        data = Owner(data, name="table", outside=outside, ledger=ledger, columns=columns, precision=precision)
+        return [Local(data, *_promised("table", epsilon, delta))]
+    items = list(data) if isinstance(data, list | tuple) else [data]
+    if not any(_is_live(item) for item in items):
+        return None
+    if ledger is not None:
+        raise InvalidInput("each owner has its own ledger; pass ledger= to sf.Owner, not to sf.sample.")
+    if outside != "refuse" or columns or precision != "float64":
+        raise InvalidInput("outside=, columns= and precision= are each owner's own; pass them to sf.Owner.")
+    parties: list[Local | Remote | Bundle] = []
+    known = promises or {}
+    for item in items:
+        if isinstance(item, Bundle):
+            parties.append(item)
+        elif isinstance(item, Owner):
+            promise = (item.epsilon, item.delta) if item.epsilon is not None else known.get(item.name, (epsilon, delta))
+            stated = _promised(item.name, *promise)
+            parties.append(Remote(item.data, *stated) if _is_node(item.data) else Local(item, *stated))
+        elif _is_node(item):
+            parties.append(Remote(item, *_promised(item.name, *known.get(item.name, (epsilon, delta)))))
+        else:
+            raise InvalidInput(
+                f"a list of owners holds sf.Owner, what sf.connect gives, or bundles, got {type(item).__name__}; wrap a table "
+                "as sf.Owner(table, name=...)."
+            )
+    names = [party_name(party) for party in parties]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"every owner needs a name of its own, got {', '.join(sorted(names))}.")
+    return parties
+
+
+def party_name(party: Local | Remote | Bundle) -> str:
+    """What an owner is called."""
+    return f"bundle {party.id}" if isinstance(party, Bundle) else party.name
+
+
+def _is_node(item: Any) -> bool:
+    return not isinstance(item, Owner) and hasattr(item, "door") and hasattr(item, "study")
+
+
+def _is_live(item: Any) -> bool:
+    return isinstance(item, Owner) or _is_node(item)
+
+
+def _promised(name: str, epsilon: float | None, delta: float | None) -> tuple[float, float]:
+    if epsilon is None or delta is None:
+        raise InvalidInput(
+            f"epsilon and delta must be given for owner {name!r}, there or in sf.sample: there is no default."
+        )
+    budget_mu(epsilon, delta)
+    return float(epsilon), float(delta)
+
+
+def _check_room(name: str, ledger: Ledger, epsilon: float, delta: float) -> None:
+    try:
+        check_room(ledger, budget_mu(epsilon, delta), delta)
+    except BudgetSpent as error:
+        raise BudgetSpent(f"owner {name!r}: {error}", needed=error.needed, left=error.left, owner=name) from None
+
+
+def _file_name(name: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
+    return f"{kept[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Table:
+    """Everyone round the table: owners, their studies, their doors."""
+
+    parties: list[Local | Remote | Bundle]
+    studies: list[Study]
+    rounds: Rounds
+
+    @property
+    def live(self) -> list[int]:
+        """Positions of those who answer live."""
+        return [i for i, party in enumerate(self.parties) if not isinstance(party, Bundle)]
+
+    def budgets(self) -> list[float]:
+        """Mu squared that each live owner has left."""
+        doors = self.rounds.doors
+        return [max(min(doors[i].left, doors[i].facts.cap), 1) / QUANTA_PER_UNIT for i in self.live]
+
+
+def sample_owners(
+    model: Any,
+    parties: list[Local | Remote | Bundle],
+    domain: Mapping[str, Domain] | None,
+    wishes: Wishes,
+    *,
+    checkpoint: str | Path | None = None,
+    progress: bool | Tick | None = None,
+) -> Run:
+    """Run Algorithm 2: what `sfumato.sample` does with owners."""
+    kernel = _kernel_for(wishes.kernel, parties)
+    studies = _studies(model, parties, domain, wishes.sensitivity, kernel)
+    study = studies[0]
+    stream = PublicStream(wishes.seed, wishes.chains)
+    run_id = secrets.token_hex(8)
+    # An owner's desk passes over its records for every step of a walk, also on a family.
+    most = MAX_FAMILY_ITERATIONS if study.natural else MAX_ITERATIONS
+    limit = wishes.iterations or wishes.max_iterations or most
+    share = pilot_fraction(study, wishes.pilot_share)
+    kept = Checkpoint(checkpoint) if checkpoint is not None else None
+    terms = _terms(model, study, run_id, stream.seed, wishes.chains, kernel, limit)
+    terms["bundles"] = _bundle_terms(parties, share)
+    terms["sizes"] = {}
+    terms["promises"] = {p.name: [p.epsilon, p.delta] for p in parties if not isinstance(p, Bundle)}
+    if kept is not None:
+        kept.create(terms | {"owners": [party_name(party) for party in parties]})
+    with ExitStack() as stack, ticker(progress) as tick:
+        doors = [_open(stack, i, parties, studies, model, terms, kept, tick) for i in range(len(parties))]
+        check_agree([door.facts for door in doors], study)
+        terms["sizes"] = {door.name: door.facts.n for door in doors}
+        table = Table(parties, studies, Rounds(study.model, doors, run_id=run_id))
+        stack.callback(table.rounds.close)
+        plan = _first_plan(table, wishes, kernel, limit, share)
+        if not wishes.force:
+            plan.refuse_if_weak()
+        plan, pilot = _pilot(table, plan, share, kernel, limit, tick)
+        terms["shares"] = table.rounds.shares
+        if kept is not None:
+            settled = {"shares": table.rounds.shares, "sizes": terms["sizes"]}
+            kept.update_terms(plan=sampler._plan_terms(plan), pilot=pilot, **settled)
+        if not wishes.force:
+            sampler._refuse_after_pilot(plan, pilot)
+        chain = sampler._start(study, plan, stream, pilot)
+        return _finish(chain, table, terms, kept, tick)
+
+
+def resume_owners(
+    kept: Checkpoint,
+    terms: dict[str, Any],
+    model: Any,
+    data: Any,
+    *,
+    sensitivity: Any,
+    ledger: Ledger | None,
+    progress: bool | Tick | None,
+) -> Run:
+    """Go on with a run over owners: what `sfumato.resume` does with them."""
+    if "plan" not in terms:
+        raise CheckpointError(
+            f"{kept.folder} stopped before the pilot was done: there is no chain to go on with. Start a new run; what the "
+            "pilot spent stays in the owners' ledgers."
+        )
+    found = as_owners(data, None, None, ledger, promises=terms["promises"])
+    if found is None:
+        raise InvalidInput("this run was started over owners; pass the same list of them.")
+    names = [party_name(party) for party in found]
+    if names != terms["owners"]:
+        raise CheckpointError(
+            f"a run goes on with the owners it was started with, {', '.join(terms['owners'])}, in that order; got "
+            f"{', '.join(names)}."
+        )
+    domain = {name: from_dict(spec) for name, spec in terms["domain"].items()}
+    model = model if model is not None else sampler._find_model(terms)
+    studies = _studies(model, found, domain, sensitivity, terms["kernel"])
+    study = studies[0]
+    if study.model.fingerprint() != terms["model"]:
+        raise CheckpointError("the model is not the one the run was started with; pass the same model=.")
+    stream = PublicStream(terms["seed"], terms["chains"])
+    with ExitStack() as stack, ticker(progress) as tick:
+        chain = sampler._start(study, sampler._plan_from(terms), stream, terms["pilot"])
+        for saved in kept.read():
+            sampler.take_up(chain, saved)
+        doors = [_open(stack, i, found, studies, model, terms, kept, tick, chain.steps) for i in range(len(found))]
+        check_agree([door.facts for door in doors], study)
+        _check_sizes(doors, terms["sizes"])
+        rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=chain.steps)
+        stack.callback(rounds.close)
+        return _finish(chain, Table(found, studies, rounds), terms, kept, tick)
+
+
+def _check_sizes(doors: Sequence[Door], sizes: Mapping[str, int]) -> None:
+    for door in doors:
+        if door.facts.n != sizes[door.name]:
+            raise CheckpointError(
+                f"these are not the records the run was started with: {door.name!r} has {door.facts.n:,}, then it had "
+                f"{sizes[door.name]:,}. Resume with the same tables, or start a new run."
+            )
+
+
+def check_agree(facts: Sequence[Facts], study: Study) -> None:
+    """Compare versions, models and the order of parameters before anyone spends.
+
+    Raises
+    ------
+    InvalidInput
+        Names the owner that differs, and in what.
+    """
+    mine = {"protocol": PROTOCOL, "model": study.model.fingerprint(), "coordinates": study.model.coordinate_names()}
+    words = {
+        "protocol": "speaks another version of the protocol",
+        "model": "has another model (its fingerprint differs)",
+        "coordinates": "has other parameters, or in another order",
+    }
+    for owner in facts:
+        for field, wanted in mine.items():
+            if getattr(owner, field) != wanted:
+                raise InvalidInput(
+                    f"all owners must mean the same thing before anyone spends, and {owner.name!r} {words[field]}: "
+                    f"{getattr(owner, field)!r:.80}, not {wanted!r:.80}. Use the same sfumato and the same model everywhere."
+                )
+        if owner.n < 1 or not owner.mu > 0:
+            raise InvalidInput(f"an owner needs records and a budget, and {owner.name!r} says it has none.")
+
+
+def _kernel_for(kernel: str, parties: Sequence[Any]) -> str:
+    if not any(isinstance(party, Bundle) for party in parties):
+        return kernel
+    if kernel == Langevin.name:
+        raise InvalidInput("kernel='langevin' needs owners who answer live; with bundles in the list use 'auto'.")
+    return "guided" if kernel == "auto" else kernel
+
+
+def _studies(
+    model: Any, parties: Sequence[Local | Remote | Bundle], domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str
+) -> list[Study]:  # fmt: skip
+    """One study per owner; owners with the same domain share one. The first live owner's is the plan's."""
+    bundles = [party for party in parties if isinstance(party, Bundle)]
+    if bundles:
+        if not isinstance(model, Family):
+            raise InvalidInput(f"bundles are sampled with the family they were released for, got {model!r}.")
+        check_distinct(model, bundles)
+    made: dict[str, Study] = {}
+
+    def shared(study: Study) -> Study:
+        return made.setdefault(repr(_plain(study.domain)) + study.model.fingerprint(), study)
+
+    found = [
+        None if isinstance(party, Bundle) else shared(party.study(model, domain, sensitivity, kernel))
+        for party in parties
+    ]
+    first = next(study for study in found if study is not None)
+    # The plan is made for the first study in the list, so it must be a live owner's.
+    return [first if study is None else study for study in found]
+
+
+def _open(
+    stack: ExitStack, i: int, parties: Sequence[Local | Remote | Bundle], studies: Sequence[Study], model: Any,
+    terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick, steps: int | None = None,
+) -> Door:  # fmt: skip
+    party = parties[i]
+    if isinstance(party, Bundle):
+        pilot = terms["bundles"][party.id]
+        return BundleDoor(
+            party, model, studies[i].model, name=party_name(party), chains=terms["chains"], pilot_copies=pilot,
+            skip=steps or 0,
+        )  # fmt: skip
+    door = party.open(studies[i], terms["run_id"], kept, steps is not None, tick)
+    stack.callback(door.close)
+    return door
+
+
+def _bundle_terms(parties: Sequence[Any], share: float) -> dict[str, int]:
+    """Copies of each bundle that the pilot averages."""
+    return {b.id: max(1, int(b.left * share)) if share > 0 else 0 for b in parties if isinstance(b, Bundle)}
+
+
+# -- before the chain -------------------------------------------------------------------------------------------------
+
+
+def _owner_facts(table: Table) -> tuple[dict[str, Any], ...]:
+    return tuple(
+        {"name": d.facts.name, "n": d.facts.n, "epsilon": d.facts.epsilon, "delta": d.facts.delta, "mu": d.facts.mu, "share": s}
+        for d, s in zip(table.rounds.doors, table.rounds.shares, strict=True)
+    )  # fmt: skip
+
+
+def _set_shares(table: Table, widths: Sequence[float]) -> float:
+    """Give each live owner its share; returns mu of the owner that all together are worth."""
+    live, mu = share_out(table.budgets(), widths)
+    shares = [0.0] * len(table.parties)
+    for position, share in zip(table.live, live, strict=True):
+        shares[position] = share
+    table.rounds.shares = shares
+    return mu
+
+
+def _first_plan(table: Table, wishes: Wishes, kernel: str, limit: int, share: float) -> Plan:
+    facts = [door.facts for door in table.rounds.doors]
+    mu = _set_shares(table, [1.0] * len(table.live))
+    plan = make_plan(
+        table.studies[0], n=table.rounds.n, epsilon=max(f.epsilon for f in facts), delta=max(f.delta for f in facts),
+        kernel=kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example, max_iterations=limit,
+        pilot_share=share, mu=mu,
+    )  # fmt: skip
+    return _beside_bundles(table, replace(plan, owners=_owner_facts(table)), kernel, 1 - share, limit)
+
+
+def _beside_bundles(table: Table, plan: Plan, kernel: str, share: float, limit: int) -> Plan:
+    bundles = [party for party in table.parties if isinstance(party, Bundle)]
+    if not bundles:
+        return plan
+    copies = Copies(sum(b.xi for b in bundles), min(b.left for b in bundles) // plan.chains)
+    choice = choose_beside_copies(
+        table.studies[0], plan.picture, plan.mu * share**0.5, copies, kernel="auto" if kernel == "guided" else kernel,
+        chains=plan.chains, max_iterations=limit,
+    )  # fmt: skip
+    return replace(
+        plan, kernel=choice.kernel, matrix=choice.matrix, step=choice.step, sigma=choice.sigma, forecast_ess=choice.ess,
+        iterations=choice.iterations,
+    )  # fmt: skip
+
+
+def _pilot(table: Table, plan: Plan, share: float, kernel: str, limit: int, tick: Tick) -> tuple[Plan, dict[str, Any]]:
+    """Spend the pilot's share of every budget, then share out what is left and plan again."""
+    study, rounds = table.studies[0], table.rounds
+    if share == 0:
+        return plan, {"releases": [], "share": 0.0, "owners": _shares(table)}
+    tick(0, plan.iterations, "pilot")
+    with jax.enable_x64(True):
+        found = run_pilot(
+            study.model, study.domain, plan.n, plan.picture.centre, share * plan.mu**2 * 0.999, rounds.release,
+            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE,
+        )  # fmt: skip
+    pilot = {"releases": found.releases, "share": share, "last_move": found.last_move, "owners": _shares(table)}
+    widths = relative_widths([table.studies[i] for i in table.live], found.picture)
+    mu = _set_shares(table, widths)
+    again = replan(replace(plan, mu=mu), study, found.picture, 1.0, kernel=kernel, max_iterations=limit)
+    again = replace(again, owners=_owner_facts(table))
+    return _beside_bundles(table, again, kernel, 1.0, limit), pilot
+
+
+def _shares(table: Table) -> dict[str, float]:
+    """Share of the noise that each owner added in the pilot."""
+    return {door.name: share for door, share in zip(table.rounds.doors, table.rounds.shares, strict=True)}
+
+
+# -- after the chain --------------------------------------------------------------------------------------------------
+
+
+def _finish(chain: sampler.Chain, table: Table, terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick) -> Run:
+    began = time.perf_counter()
+    try:
+        reason = sampler._drive(chain, table.rounds, terms["limit"], kept, tick)
+    except (CheckpointError, OwnerError) as error:
+        error.run = _wrap(chain, table, StopReason.INTERRUPTED, 0.0)  # type: ignore[union-attr]
+        raise
+    return _wrap(chain, table, reason, table.rounds.waited / max(time.perf_counter() - began, 1e-9))
+
+
+def _wrap(chain: sampler.Chain, table: Table, reason: StopReason, waited: float) -> Run:
+    transcript = sampler.join_parts(chain)
+    if "sigma" not in transcript:  # not a step was taken
+        transcript["sigma"] = np.full_like(transcript["d_n_noisy"], chain.plan.sigma)
+        transcript["widths"] = np.zeros((*transcript["d_n_noisy"].shape, len(table.parties)))
+    costs = [_cost(chain, table, transcript, i) for i in range(len(table.parties))]
+    transcript["mu_squared"] = np.max(costs, axis=0)
+    outside = "clamp" if any(door.facts.outside == "clamp" for door in table.rounds.doors) else "refuse"
+    return sampler.make_run(chain, transcript, _statement(chain, table), reason, waited, outside)
+
+
+def _cost(chain: sampler.Chain, table: Table, transcript: Mapping[str, np.ndarray], i: int) -> np.ndarray:
+    """Mu squared that each step cost owner i."""
+    party, share = table.parties[i], table.rounds.shares[i]
+    if isinstance(party, Bundle):
+        return np.full_like(transcript["sigma"], party.sensitivity**2 / party.xi)
+    return (transcript["widths"][..., i] / chain.plan.sigma) ** 2 / share + sampler._first_cost(chain) / share
+
+
+def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement:
+    statements = []
+    for party, door in zip(table.parties, table.rounds.doors, strict=True):
+        facts = door.facts
+        if isinstance(party, Bundle):
+            statements.append(replace(party.privacy, owner=facts.name))
+            continue
+        statements.append(
+            Statement(
+                epsilon=facts.epsilon,
+                delta=facts.delta,
+                mu=facts.mu,
+                releases=chain.releases,
+                spent_mu=float(np.sqrt(_spent(door) / QUANTA_PER_UNIT)),
+                n=facts.n,
+                lattice_slack=lattice_slack(facts.epsilon),
+                sensitivity=facts.sensitivity,
+                exact=sampler.exactness(facts.proven),
+                precision=facts.precision,
+                shared_ledger=facts.shared_ledger,
+                owner=facts.name if len(table.parties) > 1 else "",
+            )  # fmt: skip
+        )
+    return join(statements)
+
+
+def _spent(door: Door) -> int:
+    try:
+        spent = getattr(door, "spent", None)
+        return int(spent if spent is not None else max(door.facts.cap - door.left, 0))
+    except (OSError, OwnerError):  # a lost owner cannot say; its whole cap is what it promised
+        return door.facts.cap
+
+
+# -- terms of a run, as they are written down -------------------------------------------------------------------------
+
+
+def _terms(model: Any, study: Study, run_id: str, seed: int, chains: int, kernel: str, limit: int) -> dict[str, Any]:
+    return {
+        "run_id": run_id, "seed": seed, "chains": chains, "kernel": kernel, "limit": limit,
+        "model": study.model.fingerprint(),
+        "model_name": [getattr(model, "__module__", ""), getattr(model, "__qualname__", "")],
+        "domain": _plain(study.domain),
+    }  # fmt: skip
+
+
+def _plain(domain: Mapping[str, Domain]) -> dict[str, Any]:
+    return {name: column.to_dict() for name, column in domain.items()}

@@ -1,0 +1,322 @@
+"""Where one record lives.
+
+A domain is public: the set 𝒴 that every record is promised to lie in, whoever it belongs to. Sensitivities are widths
+over it, so it is the one thing an owner has to declare. Each column of the data has a domain of its own, and the record
+domain is their product.
+
+Nothing here looks at data as a whole: `contains` and `clamp` act on each record alone.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from sfumato.errors import InvalidData, InvalidInput
+
+Array: TypeAlias = Any
+"""A NumPy array or a JAX array; domains work on both."""
+
+
+def _finite(name: str, value: Array) -> np.ndarray:
+    array = np.asarray(value, dtype=np.float64)
+    if not np.all(np.isfinite(array)):
+        raise InvalidInput(f"{name} of a domain must be finite, got {value}; declare bounds that every record obeys.")
+    return array
+
+
+class Domain:
+    """What every column domain offers; see the subclasses."""
+
+    kind: ClassVar[str]
+    discrete: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record's value."""
+        raise NotImplementedError
+
+    @property
+    def lo(self) -> np.ndarray:
+        """Lower corner of the smallest box around the domain."""
+        raise NotImplementedError
+
+    @property
+    def hi(self) -> np.ndarray:
+        """Upper corner of the smallest box around the domain."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Numbers in one record's value."""
+        return int(np.prod(self.shape, dtype=int))
+
+    def contains(self, values: np.ndarray) -> np.ndarray:
+        """Whether each record of `values` (records along the first axis) lies in the domain; NaN never does."""
+        with np.errstate(invalid="ignore"):
+            inside = (values >= self.lo) & (values <= self.hi)
+            if self.discrete:
+                inside &= values == np.round(values)
+        return np.all(inside, axis=tuple(range(1, values.ndim)))
+
+    def clamp(self, values: np.ndarray) -> np.ndarray:
+        """Nearest point of the domain for each record; NaN stays NaN (it is near nothing)."""
+        values = np.clip(values, self.lo.astype(values.dtype), self.hi.astype(values.dtype))
+        return np.round(values) if self.discrete else values
+
+    def support(self, direction: Array) -> Array:
+        r"""Support function :math:`h(v) = \sup_x v^\top x`, for `direction` of the domain's shape (JAX or NumPy)."""
+        centre, half = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2
+        return (direction * centre + abs(direction) * half).sum()
+
+    def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw synthetic records, uniformly: for planning, where no real record may be used."""
+        if self.discrete:
+            return rng.integers(self.lo.astype(int), self.hi.astype(int) + 1, size=(size, *self.shape)).astype(float)
+        return rng.uniform(self.lo, self.hi, size=(size, *self.shape))
+
+    def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw extreme points of the domain: where sensitivities are attained."""
+        return np.where(rng.random((size, *self.shape)) < 0.5, self.lo, self.hi)
+
+    def encode(self, column: Any) -> np.ndarray:
+        """Turn a raw column into numbers (labels into codes)."""
+        array = np.asarray(column)
+        if array.dtype == object or array.dtype.kind in "USOM":
+            try:
+                array = array.astype(np.float64)
+            except (TypeError, ValueError):
+                raise InvalidData(
+                    f"a {type(self).__name__} column must hold numbers, got dtype {np.asarray(column).dtype}; "
+                    "use sf.Categories([...labels]) for text, or convert the column."
+                ) from None
+        return array
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Box(Domain):
+    """All arrays of `shape` with lo <= x <= hi, entry by entry.
+
+    Parameters
+    ----------
+    lower, upper
+        Bounds: numbers, or arrays that broadcast to `shape`.
+    shape
+        Shape of one record's value; by default that of the bounds.
+    """
+
+    lower: Any
+    upper: Any
+    shape_: tuple[int, ...] = field(default=(), init=False, repr=False)
+    kind: ClassVar[str] = "box"
+
+    def __init__(self, lower: Any, upper: Any, shape: Sequence[int] | int | None = None) -> None:
+        low, high = _finite("the lower bound", lower), _finite("the upper bound", upper)
+        if shape is None:
+            shape = np.broadcast_shapes(low.shape, high.shape)
+        shape = (shape,) if isinstance(shape, int) else tuple(int(s) for s in shape)
+        if not np.all(low <= high):
+            raise InvalidInput(f"bounds must satisfy lower <= upper, got {lower} and {upper}; swap them.")
+        object.__setattr__(self, "lower", np.broadcast_to(low, shape).tolist())
+        object.__setattr__(self, "upper", np.broadcast_to(high, shape).tolist())
+        object.__setattr__(self, "shape_", shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record's value."""
+        return self.shape_
+
+    @property
+    def lo(self) -> np.ndarray:
+        """Lower corner."""
+        return np.asarray(self.lower, dtype=np.float64)
+
+    @property
+    def hi(self) -> np.ndarray:
+        """Upper corner."""
+        return np.asarray(self.upper, dtype=np.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        return {"kind": self.kind, "lower": self.lower, "upper": self.upper, "shape": list(self.shape)}
+
+
+class Interval(Box):
+    """One real number between `lower` and `upper`."""
+
+    kind: ClassVar[str] = "interval"
+
+    def __init__(self, lower: float, upper: float) -> None:
+        super().__init__(float(lower), float(upper), shape=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        return {"kind": self.kind, "lower": self.lower, "upper": self.upper}
+
+
+class Integers(Box):
+    """One whole number between `lower` and `upper`, both included; or an array of them, of the given shape."""
+
+    kind: ClassVar[str] = "integers"
+    discrete: ClassVar[bool] = True
+
+    def __init__(self, lower: int, upper: int, shape: Sequence[int] | int = ()) -> None:
+        if int(lower) != lower or int(upper) != upper:
+            raise InvalidInput(f"bounds of Integers must be whole numbers, got {lower} and {upper}.")
+        super().__init__(int(lower), int(upper), shape=shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        ends = {"kind": self.kind, "lower": int(np.min(self.lo)), "upper": int(np.max(self.hi))}
+        return ends | ({"shape": list(self.shape)} if self.shape else {})
+
+
+class Binary(Integers):
+    """Zero or one; or an array of zeros and ones, of the given shape."""
+
+    kind: ClassVar[str] = "binary"
+
+    def __init__(self, shape: Sequence[int] | int = ()) -> None:
+        super().__init__(0, 1, shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        return {"kind": self.kind} | ({"shape": list(self.shape)} if self.shape else {})
+
+
+class Categories(Integers):
+    """One of k categories, coded 0 .. k-1.
+
+    Parameters
+    ----------
+    labels
+        The number of categories, or the list of labels that the raw column holds.
+    """
+
+    kind: ClassVar[str] = "categories"
+    labels: tuple[Any, ...] | None
+
+    def __init__(self, labels: int | Sequence[Any]) -> None:
+        count = labels if isinstance(labels, int) else len(labels)
+        if count < 1:
+            raise InvalidInput(f"Categories needs at least one category, got {labels}.")
+        super().__init__(0, count - 1)
+        object.__setattr__(self, "labels", None if isinstance(labels, int) else tuple(labels))
+
+    def encode(self, column: Any) -> np.ndarray:
+        """Labels to codes; a label that was not declared becomes NaN, which no domain contains."""
+        if self.labels is None:
+            return super().encode(column)
+        codes = {label: float(code) for code, label in enumerate(self.labels)}
+        return np.array([codes.get(label, np.nan) for label in np.asarray(column).tolist()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        return {"kind": self.kind, "labels": list(self.labels) if self.labels else int(self.upper) + 1}
+
+
+@dataclass(frozen=True)
+class Ball(Domain):
+    """All vectors of length `dim` with Euclidean norm at most `radius`."""
+
+    radius: float
+    dim: int
+    kind: ClassVar[str] = "ball"
+
+    def __init__(
+        self, radius: float = 1.0, dim: int | None = None, *, shape: Sequence[int] | int | None = None
+    ) -> None:
+        if dim is None and shape is not None:
+            dim = shape if isinstance(shape, int) else (int(shape[0]) if len(shape) == 1 else None)
+        if dim is None or int(dim) < 1:
+            raise InvalidInput(
+                f"Ball needs a dimension of at least one, got dim={dim}, shape={shape}; write Ball(1.0, dim=5)."
+            )
+        if not (np.isfinite(radius) and radius > 0):
+            raise InvalidInput(f"the radius of a Ball must be positive and finite, got {radius}.")
+        object.__setattr__(self, "radius", float(radius))
+        object.__setattr__(self, "dim", int(dim))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record's value."""
+        return (self.dim,)
+
+    @property
+    def lo(self) -> np.ndarray:
+        """Lower corner of the box around the ball."""
+        return np.full(self.dim, -self.radius)
+
+    @property
+    def hi(self) -> np.ndarray:
+        """Upper corner of the box around the ball."""
+        return np.full(self.dim, self.radius)
+
+    def contains(self, values: np.ndarray) -> np.ndarray:
+        """Whether each record lies in the ball (a relative 1e-6 is forgiven: clamp rounds, and the vault clamps terms)."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.linalg.norm(values.astype(np.float64), axis=-1) <= self.radius * (1 + 1e-6)
+
+    def clamp(self, values: np.ndarray) -> np.ndarray:
+        """Radial projection; an infinite entry is first cut to the box around the ball."""
+        values = np.clip(values, -self.radius, self.radius)
+        norm = np.linalg.norm(values, axis=-1, keepdims=True)
+        return values * np.minimum(1.0, self.radius / np.maximum(norm, np.finfo(values.dtype).tiny))
+
+    def support(self, direction: Array) -> Array:
+        r"""Support function :math:`r\lVert v\rVert`."""
+        return self.radius * (direction**2).sum() ** 0.5
+
+    def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw synthetic records, uniformly over the ball."""
+        normal = rng.standard_normal((size, self.dim))
+        radius = self.radius * rng.uniform(size=(size, 1)) ** (1 / self.dim)
+        return normal / np.linalg.norm(normal, axis=1, keepdims=True) * radius
+
+    def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw points of the sphere, uniformly."""
+        normal = rng.standard_normal((size, self.dim))
+        return self.radius * normal / np.linalg.norm(normal, axis=1, keepdims=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        return {"kind": self.kind, "radius": self.radius, "dim": self.dim}
+
+
+_KINDS: dict[str, type[Domain]] = {cls.kind: cls for cls in (Box, Interval, Integers, Binary, Categories, Ball)}
+
+
+def from_dict(spec: Mapping[str, Any]) -> Domain:
+    """Build a domain from its plain description (the inverse of `to_dict`)."""
+    rest = {key: value for key, value in spec.items() if key != "kind"}
+    cls = _KINDS.get(str(spec.get("kind", "")))
+    if cls is None:
+        raise InvalidInput(f"the kind of a domain must be one of {', '.join(_KINDS)}; got {spec.get('kind')!r}.")
+    try:
+        return cls(**rest)
+    except TypeError:
+        known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+        wrong = sorted(set(rest) - set(known)) or sorted(rest)
+        raise InvalidInput(
+            f"a domain of kind {cls.kind!r} takes {', '.join(known) or 'no fields'}; got {wrong}."
+        ) from None
+
+
+def check_record_domain(domain: Mapping[str, Any]) -> dict[str, Domain]:
+    """Validate the product domain: a non-empty mapping from column name to Domain."""
+    if not isinstance(domain, Mapping) or not domain:
+        raise InvalidInput(
+            f"domain must map column names to domains, got {type(domain).__name__}; write {{'y': sf.Binary()}}."
+        )
+    for name, column in domain.items():
+        if not isinstance(column, Domain):
+            raise InvalidInput(
+                f"domain[{name!r}] must be a domain such as sf.Interval(0, 1), got {type(column).__name__}."
+            )
+    return dict(domain)

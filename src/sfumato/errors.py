@@ -1,0 +1,111 @@
+"""Every exception sfumato raises on purpose.
+
+The tree::
+
+    SfumatoError
+    ├── InvalidInput (also ValueError)     an argument breaks a stated rule
+    │   ├── InvalidModel                   the model does not fit: names the site
+    │   ├── InvalidData                    the table does not fit the domain: never quotes a record
+    │   ├── BundleError                    a bundle is damaged, edited, of another family, or used up
+    │   └── Unsupported                    the certifier met a primitive it cannot bound: names it
+    ├── BudgetSpent                        an answer would pass the cap: .needed .left .owner
+    ├── OwnerError                         something is the matter with one of several owners: .owner
+    │   ├── OwnerLost                      it does not answer, after several tries
+    │   ├── OwnerRefused                   its node refuses: .code of the node's public catalogue
+    │   └── BadAnswer                      it answered something that cannot be an answer
+    ├── PlanTooWeak                        the forecast says the chain cannot mix: .plan
+    ├── LedgerError                        the ledger is missing, foreign, edited or busy
+    ├── CheckpointError                    a checkpoint is missing, corrupt, or of another run
+    └── NoiseError                         the secret stream was used in a way it must not be
+
+A message has three parts: the rule, the value met, the next step. It quotes the request, never a record.
+"""
+
+from typing import Any
+
+
+class SfumatoError(Exception):
+    """Root of the tree; catch this to catch everything sfumato raises on purpose."""
+
+
+class InvalidInput(SfumatoError, ValueError):
+    """An argument breaks a stated rule."""
+
+
+class InvalidModel(InvalidInput):
+    """The model does not have the shape the vault can answer for; `site` names the culprit."""
+
+    def __init__(self, message: str, site: str | None = None) -> None:
+        super().__init__(message)
+        self.site = site
+
+
+class InvalidData(InvalidInput):
+    """The table does not fit the declared domain; the message names columns, never values."""
+
+
+class BundleError(InvalidInput):
+    """A bundle is truncated, edited, of another family or version, given twice, or has no copies left."""
+
+
+class Unsupported(InvalidInput):
+    """The certifier has no sound rule for `primitive`."""
+
+    def __init__(self, message: str, primitive: str | None = None) -> None:
+        super().__init__(message)
+        self.primitive = primitive
+
+
+class BudgetSpent(SfumatoError):
+    """An answer would pass the cap. `needed` and `left` are in units of mu squared; `owner` names whose, if there are several."""
+
+    def __init__(self, message: str, *, needed: float, left: float, owner: str = "") -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.left = left
+        self.owner = owner
+
+
+class OwnerError(SfumatoError):
+    """Something is the matter with one of several owners; `owner` names it, `run` has what was drawn before, if anything."""
+
+    def __init__(self, message: str, *, owner: str) -> None:
+        super().__init__(message)
+        self.owner = owner
+        self.run: Any = None
+
+
+class OwnerLost(OwnerError):
+    """An owner does not answer, after several tries with the same query id."""
+
+
+class OwnerRefused(OwnerError):
+    """An owner's node refuses; `code` is of its public catalogue (docs/node.md), the reason is in the owner's own log."""
+
+    def __init__(self, message: str, owner: str, code: str) -> None:
+        super().__init__(message, owner=owner)
+        self.code = code
+
+
+class BadAnswer(OwnerError):
+    """An owner answered something that cannot be an answer: another query's, the wrong length, or no numbers."""
+
+
+class PlanTooWeak(SfumatoError):
+    """The forecast says the chain cannot mix on this budget; `plan` carries the numbers."""
+
+    def __init__(self, message: str, plan: Any = None) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
+class LedgerError(SfumatoError):
+    """The ledger is missing, foreign, edited or busy."""
+
+
+class CheckpointError(SfumatoError):
+    """A checkpoint is missing, corrupt, or belongs to another run."""
+
+
+class NoiseError(SfumatoError):
+    """The secret stream was about to be reused, copied or serialised."""

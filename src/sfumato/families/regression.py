@@ -1,0 +1,273 @@
+r"""Linear regression as an exponential family: covariates and outcome both private."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from sfumato.domain import Ball, Box, Domain, Interval
+from sfumato.errors import InvalidInput, Unsupported
+from sfumato.families.base import Array, Family, Parameter
+from sfumato.families.multivariate import check_vector, product_widths
+from sfumato.families.normal import need_default_prior, scale_law
+from sfumato.families.prior import Joint, Values
+from sfumato.families.quadratic import MAX_FACES_DIM, Solid, from_triangle, over_box, over_solid, triangle
+from sfumato.model.base import Record
+
+_PRIOR_SHAPE = 2.0
+_PRIOR_REACH = 10.0  # prior standard deviation of a covariate's whole effect, in units of the noise
+
+
+class Sums(NamedTuple):
+    """The statistics of many records, as matrices."""
+
+    zz: Array
+    zy: Array
+    yy: Array
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearRegression(Family):
+    r"""Normal outcome, mean linear in the covariates; coefficients and noise unknown.
+
+    With z = x, or (1, x) with an intercept, :math:`y \mid x \sim N(\beta^\top z, \sigma^2)`:
+
+    .. math:: S = (\mathrm{triangle}(zz^\top),\ zy,\ y^2), \quad
+              \varphi = \Bigl(-\frac{\mathrm{triangle}(\beta\beta^\top)}{2\sigma^2},\ \frac{\beta}{\sigma^2},\
+              -\frac{1}{2\sigma^2}\Bigr), \quad \log g = -\log\sigma
+
+    The triangle is the upper one, off-diagonal entries times :math:`\sqrt 2`; the constant entry of :math:`zz^\top` is left
+    out of S (its part of phi moves into log g). Covariates have no law of their own here: it cancels in every ratio, but
+    moments of S exist only given x (`moments_given`).
+
+    The range of a log ratio is that of a difference of two squares, which is exact in any dimension. Widths along a given
+    direction are exact for a box of at most 4 dimensions, x and y together, and otherwise a proven upper bound, tight
+    where the direction is a difference of two squares. :math:`\nabla_2 S` is a proven bound: each block at its own widest.
+
+    Parameters
+    ----------
+    x
+        The declared domain of the covariates: a Box or a Ball of vectors.
+    y
+        The declared domain of the outcome: an Interval.
+    intercept
+        Whether to add a constant covariate, as the first coefficient.
+    prior
+        On ``scale`` and ``coefficients``; by default :math:`1/\sigma^2\sim` Gamma(2, 2 (length of y/8)^2) and coefficients
+        given scale independent Normals of standard deviation 10 scale / largest |z_j|, conjugate.
+    """
+
+    x: Box | Ball
+    y: Interval
+    intercept: bool = False
+
+    exact_diameter = False
+
+    def __post_init__(self) -> None:
+        check_vector("x", self.x)
+        if not isinstance(self.y, Interval) or not self.y.lo < self.y.hi:
+            raise InvalidInput(f"y must be an Interval such as sf.Interval(-5, 5), got {self.y!r}.")
+
+    # -- the family -----------------------------------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """Number of coefficients."""
+        return self.x.size + int(self.intercept)
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """On a box of few dimensions."""
+        return isinstance(self.x, Box) and self.x.size + 1 <= MAX_FACES_DIM
+
+    @property
+    def exact_ratio(self) -> bool:
+        """Always: a log ratio is a difference of two squares."""
+        return True
+
+    @property
+    def domain(self) -> dict[str, Domain]:
+        """X in the box or ball, y in the interval."""
+        return {"x": self.x, "y": self.y}
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Coefficients and noise."""
+        coefficients = Parameter("coefficients", (self.dim,), constraints.real_vector)
+        return (coefficients, Parameter("scale", (), constraints.positive))
+
+    def design(self, x: Array) -> Array:
+        """The covariates z of a record, or of many."""
+        x = jnp.asarray(x)
+        return jnp.concatenate([jnp.ones_like(x[..., :1]), x], axis=-1) if self.intercept else x
+
+    def _triangle(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The triangle without the constant entry."""
+        return tuple(part[int(self.intercept) :] for part in triangle(self.dim))  # type: ignore[return-value]
+
+    def statistic(self, record: Record) -> Array:
+        """S = (triangle(zz'), zy, y^2)."""
+        z, y = self.design(record["x"]), jnp.asarray(record["y"])
+        rows, columns, weights = self._triangle()
+        return jnp.concatenate([z[rows] * z[columns] * weights.astype(z.dtype), z * y, jnp.reshape(y**2, (1,))])
+
+    def natural(self, values: Values) -> Array:
+        r""":math:`(-\mathrm{triangle}(\beta\beta^\top)/2,\ \beta,\ -1/2)/\sigma^2`."""
+        beta, variance = values["coefficients"], values["scale"] ** 2
+        rows, columns, weights = self._triangle()
+        squares = -beta[rows] * beta[columns] * weights.astype(beta.dtype) / 2
+        return jnp.concatenate([squares, beta, -0.5 * jnp.ones_like(beta[:1])]) / variance
+
+    def log_g(self, values: Values) -> Array:
+        r""":math:`-\log\sigma`, and :math:`-\beta_0^2/(2\sigma^2)` for the intercept."""
+        constant = values["coefficients"][0] ** 2 / (2 * values["scale"] ** 2) if self.intercept else 0.0
+        return -jnp.log(values["scale"]) - constant
+
+    # -- sensitivities --------------------------------------------------------------------------------------------
+
+    def quadratic(self, v: Array) -> Array:
+        r"""Symmetric Q with :math:`v^\top S = w^\top Q w`, w = (z, y)."""
+        dim = self.dim
+        size = dim * (dim + 1) // 2 - int(self.intercept)
+        entries = jnp.concatenate([jnp.zeros(int(self.intercept), v.dtype), v[:size]])
+        matrix = jnp.zeros((dim + 1, dim + 1), v.dtype).at[:dim, :dim].set(from_triangle(entries, dim))
+        mixed = v[size : size + dim] / 2
+        return matrix.at[dim, :dim].set(mixed).at[:dim, dim].set(mixed).at[dim, dim].set(v[-1])
+
+    def solid(self) -> Solid:
+        """The set of all w = (z, y)."""
+        one, none = np.ones(int(self.intercept)), np.zeros(int(self.intercept))
+        lo, hi = np.append(self.x.lo, self.y.lo), np.append(self.x.hi, self.y.hi)
+        centre, half, ball = (lo + hi) / 2, (hi - lo) / 2, np.zeros(len(lo))
+        if isinstance(self.x, Ball):
+            ball[:-1], half[:-1] = 1.0, 0.0
+        radius = self.x.radius if isinstance(self.x, Ball) else 0.0
+        return Solid(np.concatenate([one, centre]), np.concatenate([none, half]), np.concatenate([none, ball]), radius)
+
+    def support(self, v: Array) -> Array:
+        """Largest value of a quadratic over the covariates and the outcome."""
+        matrix, solid = self.quadratic(v), self.solid()
+        if self.exact:
+            first = int(self.intercept)
+            linear = 2 * matrix[0, first:] if self.intercept else jnp.zeros(len(matrix), matrix.dtype)
+            lo, hi = (solid.offset - solid.half)[first:], (solid.offset + solid.half)[first:]
+            return over_box(matrix[first:, first:], linear, lo, hi)
+        bound = over_solid(matrix, solid)
+        if not self.intercept:
+            return bound
+        # The constant's own square may be given any weight, taken off again; this one makes ranks as small as they get.
+        weight = jnp.nan_to_num(matrix[0, 1:] @ jnp.linalg.pinv(matrix[1:, 1:], rtol=1e-9) @ matrix[0, 1:])
+        return jnp.minimum(bound, over_solid(matrix.at[0, 0].add(weight), solid) - weight)
+
+    def ratio_range(self, values: Values, values_prop: Values) -> tuple[Array, Array]:
+        r"""Exact: a difference of two squares is a quadratic of rank two.
+
+        .. math:: \log\frac{\sigma}{\sigma'} + \frac{(y-\beta^\top z)^2}{2\sigma^2} - \frac{(y-\beta'^\top z)^2}{2\sigma'^2}
+        """
+
+        def residual(at: Values) -> Array:
+            return jnp.append(-at["coefficients"], 1.0) / (2.0**0.5 * at["scale"])
+
+        here, there = residual(values), residual(values_prop)
+        matrix = jnp.outer(here, here) - jnp.outer(there, there)
+        shift = jnp.log(values["scale"]) - jnp.log(values_prop["scale"])
+        return shift - over_solid(-matrix, self.solid()), shift + over_solid(matrix, self.solid())
+
+    def diameter(self) -> float:
+        r"""A proven bound: :math:`zz^\top`, :math:`zy` and :math:`y^2`, each at its own widest."""
+        lo, hi = float(self.y.lo), float(self.y.hi)
+        largest, least = max(lo**2, hi**2), 0.0 if lo < 0 < hi else min(lo**2, hi**2)
+        squares = [(largest - least) ** 2]
+        if self.intercept:
+            squares.append((hi - lo) ** 2)
+        if isinstance(self.x, Ball):
+            radius = self.x.radius
+            corner = radius**4 * (2.0 if self.x.dim > 1 else 1.0)
+            squares += [corner, (2 * radius * max(abs(lo), abs(hi))) ** 2]
+            squares += [2 * (2 * radius) ** 2] if self.intercept else []
+        else:
+            squares += (product_widths(self.x.lo, self.x.hi) ** 2).tolist()
+            ends = np.stack([x * y for x in (self.x.lo, self.x.hi) for y in (lo, hi)])
+            squares += ((ends.max(axis=0) - ends.min(axis=0)) ** 2).tolist()
+            squares += (2 * (self.x.hi - self.x.lo) ** 2).tolist() if self.intercept else []
+        return float(np.sqrt(np.sum(squares)))
+
+    # -- moments and records --------------------------------------------------------------------------------------
+
+    def mean(self, values: Values) -> Array:
+        """Not defined: covariates have no law here."""
+        raise Unsupported(
+            "moments of LinearRegression's statistic depend on the covariates; use moments_given(values, x)."
+        )
+
+    def covariance(self, values: Values) -> Array:
+        """Not defined: covariates have no law here."""
+        raise Unsupported(
+            "moments of LinearRegression's statistic depend on the covariates; use moments_given(values, x)."
+        )
+
+    def moments_given(self, values: Values, x: Array) -> tuple[Array, Array]:
+        """Mean and covariance of S given the covariates of one record."""
+        z, variance = self.design(x), values["scale"] ** 2
+        centre = jnp.sum(z * values["coefficients"])
+        rows, columns, weights = self._triangle()
+        known = z[rows] * z[columns] * weights
+        mean = jnp.concatenate([known, z * centre, jnp.reshape(centre**2 + variance, (1,))])
+        # y and y^2 under N(m, s^2): Var y = s^2, Cov = 2 m s^2, Var y^2 = 4 m^2 s^2 + 2 s^4.
+        pair = jnp.array([[1.0, 2 * centre], [2 * centre, 4 * centre**2 + 2 * variance]]) * variance
+        loads = jnp.zeros((len(mean), 2)).at[len(known) : -1, 0].set(z).at[-1, 1].set(1.0)
+        return mean, loads @ pair @ loads.T
+
+    def draw(self, values: Values, key: Array, size: int) -> dict[str, Array]:
+        """Covariates uniform over their domain, outcomes from the family."""
+        seed, sub = jax.random.split(key)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(seed)).astype(np.uint32).tolist())
+        x = jnp.asarray(self.x.sample(rng, size))
+        return {"x": x, "y": dist.Normal(self.design(x) @ values["coefficients"], values["scale"]).sample(sub)}
+
+    def log_prob(self, values: Values, records: Record) -> Array:
+        """NumPyro's Normal, given the covariates."""
+        return dist.Normal(self.design(records["x"]) @ values["coefficients"], values["scale"]).log_prob(records["y"])
+
+    # -- prior and posterior --------------------------------------------------------------------------------------
+
+    @property
+    def _prior_precision(self) -> np.ndarray:
+        reach = np.maximum(np.abs(self.x.lo), np.abs(self.x.hi))
+        reach = np.concatenate([np.ones(int(self.intercept)), np.where(reach > 0, reach, 1.0)])
+        return np.diag((reach / _PRIOR_REACH) ** 2)
+
+    @property
+    def _prior_rate(self) -> float:
+        return float(_PRIOR_SHAPE * ((self.y.hi - self.y.lo) / 8) ** 2)
+
+    @staticmethod
+    def _conjugate(shape: Array, rate: Array, centre: Array, precision: Array) -> dict[str, Any]:
+        def coefficients(values: Values) -> dist.Distribution:
+            return dist.MultivariateNormal(centre, precision_matrix=precision / values["scale"] ** 2)
+
+        return {"scale": scale_law(shape, rate), "coefficients": coefficients}
+
+    def default_prior(self) -> dict[str, Any]:
+        """Normal-inverse-gamma, as wide as the domain."""
+        return self._conjugate(_PRIOR_SHAPE, self._prior_rate, np.zeros(self.dim), self._prior_precision)
+
+    def unpack(self, s_n: Array, n: int) -> Sums:
+        """Z'Z, Z'y and y'y from the sum of statistics."""
+        dim = self.dim
+        size = dim * (dim + 1) // 2 - int(self.intercept)
+        entries = jnp.concatenate([jnp.full(int(self.intercept), float(n)), s_n[:size]])
+        return Sums(from_triangle(entries, dim), s_n[size : size + dim], s_n[-1])
+
+    def posterior(self, s_n: Array, n: int) -> Joint:
+        """Normal-inverse-gamma update."""
+        need_default_prior(self)
+        sums = self.unpack(s_n, n)
+        precision = self._prior_precision + sums.zz
+        centre = jnp.linalg.solve(precision, sums.zy)
+        rate = self._prior_rate + (sums.yy - centre @ precision @ centre) / 2
+        return Joint(self._conjugate(_PRIOR_SHAPE + n / 2, rate, centre, precision))

@@ -1,0 +1,82 @@
+r"""Exact private Langevin for exponential families: the owner's noise is the proposal's noise.
+
+In the natural parameter the log posterior is :math:`B(\theta) + \theta^\top S_n` with public
+:math:`B(\theta) = \log\eta(\theta) - n A(\theta)`. With :math:`b = \nabla B`, a preconditioner :math:`M = AA^\top` and a
+noisy statistic :math:`\hat T = A^\top S_n + N(0, \tfrac4h I)`, the move
+
+.. math:: \theta' = \theta + \tfrac h2 (M b + A\hat T) \sim N(\theta + \tfrac h2 M(b + S_n),\ hM)
+
+is a Langevin proposal although nobody but the owner knows :math:`S_n`. Its exact log acceptance ratio is
+
+.. math:: \lambda = B' - B - \tfrac12\delta^\top(b + b') - \tfrac h8(\lVert b'\rVert_M^2 - \lVert b\rVert_M^2)
+          - u^\top A^\top S_n, \qquad u = \tfrac h4 A^\top(b' - b), \quad \lVert x\rVert_M^2 = x^\top M x,
+
+of which only the last term needs the data: a second, much cheaper query with noise :math:`\sigma` and penalty
+:math:`\sigma^2/2`. Given the pair, its noise is independent of the first one and sigma is constant, so the chain is exact
+at every step size (the remark on data-dependent proposals in Yıldırım 2016, Section 3.2.1, made exact).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.kernel.penalty import Array, Draw, State
+from sfumato.kernel.walks import Streams
+
+
+class Turn(NamedTuple):
+    """What is public about one proposed move: the known part of the log ratio, and the direction of the second query."""
+
+    log_ratio: Array
+    direction: Array
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """Langevin steps in the natural parameter.
+
+    Parameters
+    ----------
+    matrix
+        A, with A A' = M the preconditioner (the posterior covariance, when the plan is good).
+    step
+        h. In whitened coordinates the chain contracts by 1 - h/2 a step; keep it below 2.
+    public
+        B: the part of the log posterior that needs no data, log prior minus n times the log-partition.
+    """
+
+    name: ClassVar[str] = "langevin"
+    matrix: np.ndarray
+    step: float
+    public: Callable[[Array], Array]
+
+    @property
+    def proposal_sigma(self) -> float:
+        """Standard deviation of the noise in each coordinate of the first query: the root of 4/h."""
+        return float(2.0 / np.sqrt(self.step))
+
+    def draw(self, rng: Streams, size: int) -> Draw:
+        """Only the decision is random on the public side: the proposal's noise is the owner's."""
+        return Draw(np.zeros((size, 0)), np.zeros(size, np.int32), np.zeros(size), rng.log_u(size))
+
+    def pull(self, theta: Array) -> Array:
+        """b: the part of the drift that needs no data."""
+        return jax.grad(self.public)(theta)
+
+    def propose(self, state: State, t_noisy: Array) -> Array:
+        """Move by the noisy statistic (whitened: A' S_n plus noise)."""
+        root = jnp.asarray(self.matrix)
+        return state.theta + self.step / 2 * (root @ (root.T @ self.pull(state.theta) + t_noisy))
+
+    def turn(self, theta: Array, theta_prop: Array) -> Turn:
+        """Public part of the log ratio, and u: the second query asks for minus u' (A' S_n)."""
+        root, h = jnp.asarray(self.matrix), self.step
+        b_here, b_there = self.pull(theta), self.pull(theta_prop)
+        w_here, w_there = root.T @ b_here, root.T @ b_there
+        known = self.public(theta_prop) - self.public(theta) - (theta_prop - theta) @ (b_here + b_there) / 2
+        known -= h / 8 * (jnp.sum(w_there**2) - jnp.sum(w_here**2))
+        return Turn(known, h / 4 * (w_there - w_here))

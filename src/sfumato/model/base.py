@@ -1,0 +1,95 @@
+"""What is inferred: a prior over global parameters and one likelihood term per record.
+
+A `Model` is pure and public. It knows no data: only how to score one record, and how to score a parameter.
+The parameter travels as one flat *unconstrained* vector theta; `constrain` gives the sites their own shapes and
+supports back. Densities are over the unconstrained space, so `log_prior` includes the log-Jacobian of the bijections.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+Array: TypeAlias = Any
+Record: TypeAlias = Mapping[str, Array]
+
+
+class Site(NamedTuple):
+    """One global latent variable: its name, its shape as the user sees it, its length in theta."""
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+
+
+class Observation(NamedTuple):
+    """One observed factor of a record: a NumPyro distribution, the value it scores, a log-density multiplier."""
+
+    name: str
+    distribution: Any
+    value: Array
+    scale: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Bayesian model of independent records.
+
+    Parameters
+    ----------
+    sites
+        The global latent variables, in the order in which they are laid out in theta.
+    log_prior
+        theta -> log prior density over the unconstrained space.
+    log_likelihood
+        (theta, record) -> log p(record given theta), a scalar; `record` maps column names to one record's values.
+    constrain
+        theta -> {site: value} in each site's own support.
+    unconstrain
+        {site: value} -> theta; the inverse.
+    sample_prior
+        (jax key) -> theta, one draw from the prior.
+    columns
+        Names of the columns a record must have.
+    observations
+        (theta, record) -> observed factors as NumPyro distributions, where they are known: lets the certifier use a
+        closed form for each of them. None: the certifier works on `log_likelihood` alone.
+    source
+        Text that identifies the model; its hash is the fingerprint two sides compare.
+    sample_records
+        (theta, jax key, size) -> made-up records inside the declared domain, where the model can draw whole records; the
+        planner prefers them to records uniform over the domain. Not traced.
+    """
+
+    sites: tuple[Site, ...]
+    log_prior: Callable[[Array], Array]
+    log_likelihood: Callable[[Array, Record], Array]
+    constrain: Callable[[Array], dict[str, Array]]
+    unconstrain: Callable[[Mapping[str, Array]], Array]
+    sample_prior: Callable[[Array], Array]
+    columns: tuple[str, ...]
+    observations: Callable[[Array, Record], list[Observation]] | None = None
+    source: str = ""
+    sample_records: Callable[[Array, Array, int], dict[str, Any]] | None = None
+
+    @property
+    def dim(self) -> int:
+        """Length of theta."""
+        return sum(site.size for site in self.sites)
+
+    def fingerprint(self) -> str:
+        """Hash of what the model is: its text, its sites, its columns."""
+        text = repr((self.source, self.sites, self.columns))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def coordinate_names(self) -> list[str]:
+        """One name per entry of theta, such as ``beta[2]``."""
+        names: list[str] = []
+        for site in self.sites:
+            names += (
+                [site.name] if site.size == 1 and not site.shape else [f"{site.name}[{i}]" for i in range(site.size)]
+            )
+        return names
+
+    def __repr__(self) -> str:
+        return f"Model({', '.join(site.name for site in self.sites)}; columns {', '.join(self.columns)})"

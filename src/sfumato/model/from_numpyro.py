@@ -1,0 +1,386 @@
+"""NumPyro models in: trace once on synthetic records, check the shape, hand out pure functions.
+
+The vault can answer for models of one shape: global latent variables, one plate over the records, observed sites in
+that plate. Everything else would either make one record's term depend on other people's records, or need a parameter
+per person. Such models are refused here, by the name of the site that is the matter.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from sfumato.domain import Box, Domain
+from sfumato.errors import InvalidModel
+from sfumato.model.base import Array, Model, Observation, Record, Site
+
+_PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
+_COMPANY = 8  # records scored together when it is tested whether they are scored separately
+_COMPANIES = 3
+
+
+_TRACING = threading.RLock()
+"""NumPyro's stack of handlers belongs to the process, not to a thread: models are traced one at a time."""
+
+
+def _traced(model: Callable[..., Any], records: Record) -> dict[str, Any]:
+    with _TRACING:
+        return dict(handlers.trace(model).get_trace(**records))
+
+
+def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Model:
+    """Turn a NumPyro model function into a `Model`.
+
+    Parameters
+    ----------
+    model
+        A NumPyro model whose arguments are the columns: ``def model(x, y): ...``.
+    domain
+        The declared domain of every column.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    InvalidModel
+        If the model has local latent variables, several plates, a subsampled plate, no observed site, a prior that
+        looks at the records, or terms that mix records. `.site` names the culprit.
+    """
+    columns = _match_columns(model, domain)
+    probe = synthetic_batch({name: domain[name] for name in columns}, _PROBE, np.random.default_rng(0))
+    with jax.enable_x64(True):
+        first, second = (_prototype(model, probe, seed) for seed in (0, 1))
+        latents = _check_sites(first)
+        _check_static_supports(first, second, latents)
+        built = _build(model, first, latents, probe, columns)
+        _check_pure(built, {name: values[0] for name, values in probe.items()})
+        _check_prior_ignores_records(built, model, probe, latents)
+        _check_records_are_separate(built, model, {name: domain[name] for name in columns})
+    return built
+
+
+def synthetic_batch(domain: Mapping[str, Domain], size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draw records from the domain, uniformly, typed as the vault would type real ones."""
+    return {name: as_model_input(d, d.sample(rng, size)) for name, d in domain.items()}
+
+
+def as_model_input(domain: Domain, values: Array) -> Array:
+    """Type a column as models expect it: whole numbers as int32 (NumPyro indexes with them), the rest as floats."""
+    return values.astype(np.int32) if domain.discrete else values
+
+
+# -- probing ----------------------------------------------------------------------------------------------------------
+
+
+def _match_columns(model: Callable[..., Any], domain: Mapping[str, Domain]) -> tuple[str, ...]:
+    if not callable(model):
+        raise InvalidModel(f"a model must be a NumPyro model function or a sf.Model, got {type(model).__name__}.")
+    parameters = inspect.signature(model).parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    required = {p.name for p in parameters if p.name in named and p.default is p.empty}
+    if missing := required - set(domain):
+        raise InvalidModel(
+            f"the model takes {sorted(missing)}, which the domain does not declare; add them to domain=."
+        )
+    if (extra := set(domain) - named) and not takes_any:
+        raise InvalidModel(
+            f"the domain declares {sorted(extra)}, which the model does not take; remove them from domain=."
+        )
+    return tuple(domain)
+
+
+def _prototype(model: Callable[..., Any], probe: Record, seed: int) -> dict[str, Any]:
+    seeded = handlers.seed(model, jax.random.key(seed))
+    try:
+        trace: dict[str, Any] = _traced(seeded, probe)
+    except Exception as error:
+        raise InvalidModel(
+            f"the model raised {type(error).__name__} on synthetic records drawn from the domain: {error}. "
+            "Call it yourself with three such records to see where."
+        ) from error
+    return trace
+
+
+def _check_sites(trace: Mapping[str, Any]) -> list[str]:
+    plates = [name for name, site in trace.items() if site["type"] == "plate"]
+    if len(plates) > 1:
+        observed = {f.name for s in trace.values() if s.get("is_observed") for f in s["cond_indep_stack"]}
+        culprit = next((name for name in plates if name not in observed), plates[1])
+        raise InvalidModel(
+            f"a model must have one plate, over the records; this one has {plates}. Rewrite {culprit!r} with a "
+            "multivariate site (for instance dist.Normal(...).expand([k]).to_event(1)).",
+            site=culprit,
+        )
+    for name in plates:
+        size, subsample = trace[name]["args"]
+        if subsample not in (None, size) or size != _PROBE:
+            raise InvalidModel(
+                f"plate {name!r} must run over all records given to the model: it has size {size}, subsample "
+                f"{subsample}, for {_PROBE} records. Write numpyro.plate({name!r}, y.shape[0]).",
+                site=name,
+            )
+    latents = [name for name, site in trace.items() if _check_site(name, site, trace)]
+    if not any(_in_plate(site) for site in trace.values()):
+        raise InvalidModel("a model must have an observed site inside the plate; pass obs= to one of its sample sites.")
+    if not latents:
+        raise InvalidModel("a model must have at least one global latent variable; there is nothing to infer.")
+    return latents
+
+
+def _check_site(name: str, site: Mapping[str, Any], trace: Mapping[str, Any]) -> bool:
+    """Refuse what does not fit; True for a global latent."""
+    if site["type"] == "param":
+        raise InvalidModel(
+            f"site {name!r} is a numpyro.param, which has no prior; make it a numpyro.sample.", site=name
+        )
+    if site["type"] != "sample":
+        return False
+    in_plate = bool(site["cond_indep_stack"])
+    if site["is_observed"]:
+        is_factor = type(site["fn"]).__name__ == "Unit"
+        if not in_plate and not is_factor:
+            raise InvalidModel(
+                f"observed site {name!r} lies outside the plate over records; move it under the plate.", site=name
+            )
+        return False
+    if in_plate:
+        raise InvalidModel(
+            f"site {name!r} is a latent variable inside the plate: one for each record. Only global latent variables "
+            "can be inferred; marginalise it out (for instance dist.MixtureSameFamily) or move it out of the plate.",
+            site=name,
+        )
+    if site["fn"].support.is_discrete:
+        raise InvalidModel(f"site {name!r} is a discrete latent variable; marginalise it out of the model.", site=name)
+    return True
+
+
+def _check_static_supports(first: Mapping[str, Any], second: Mapping[str, Any], latents: list[str]) -> None:
+    for name in latents:
+        if first[name]["fn"].support != second[name]["fn"].support:
+            raise InvalidModel(
+                f"the support of site {name!r} depends on another latent variable; reparametrise it to a fixed support.",
+                site=name,
+            )
+
+
+# -- building ---------------------------------------------------------------------------------------------------------
+
+
+def _build(
+    model: Callable[..., Any], trace: Mapping[str, Any], latents: list[str], probe: Record, columns: tuple[str, ...]
+) -> Model:
+    transforms = {name: biject_to(trace[name]["fn"].support) for name in latents}
+    free = {name: np.asarray(transforms[name].inv(trace[name]["value"])) for name in latents}
+    sites = tuple(Site(name, tuple(np.shape(trace[name]["value"])), free[name].size) for name in latents)
+    splits = np.cumsum([site.size for site in sites])[:-1].tolist()
+
+    def unpack(theta: Array) -> dict[str, Array]:
+        parts = jnp.split(theta, splits)
+        return {name: part.reshape(free[name].shape) for name, part in zip(latents, parts, strict=True)}
+
+    def constrain(theta: Array) -> dict[str, Array]:
+        return {name: transforms[name](value) for name, value in unpack(theta).items()}
+
+    def unconstrain(values: Mapping[str, Array]) -> Array:
+        _check_values(values, sites)
+        parts = {name: transforms[name].inv(jnp.asarray(values[name], dtype=float)) for name in latents}
+        return jnp.concatenate([jnp.ravel(parts[name]) for name in latents])
+
+    def run(theta: Array, records: Record) -> dict[str, Any]:
+        substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=constrain(theta))
+        return _traced(substituted, records)
+
+    # The prior never looks at the records (checked below), so any record will do to trace it.
+    stand_in = {name: values[:1] for name, values in probe.items()}
+
+    def log_prior(theta: Array) -> Array:
+        traced, values = run(theta, stand_in), unpack(theta)
+        jacobians = [transforms[k].log_abs_det_jacobian(values[k], traced[k]["value"]) for k in latents]
+        global_sites = [site for site in traced.values() if site["type"] == "sample" and not site["cond_indep_stack"]]
+        densities = [site["fn"].log_prob(site["value"]) * _scale(site) for site in global_sites]
+        return sum((jnp.sum(term) for term in jacobians + densities), jnp.zeros((), theta.dtype))
+
+    def observations(theta: Array, record: Record) -> list[Observation]:
+        single = {name: jnp.asarray(value)[None] for name, value in record.items()}
+        return [_observation(name, site) for name, site in run(theta, single).items() if _in_plate(site)]
+
+    def log_likelihood(theta: Array, record: Record) -> Array:
+        total: Array = 0.0
+        for factor in observations(theta, record):
+            total += jnp.sum(factor.distribution.log_prob(factor.value) * factor.scale)
+        return total
+
+    def sample_prior(key: Array) -> Array:
+        drawn = _traced(handlers.seed(model, key), stand_in)
+        return ravel_pytree([jnp.ravel(transforms[name].inv(drawn[name]["value"])) for name in latents])[0]
+
+    return Model(
+        sites=sites,
+        log_prior=log_prior,
+        log_likelihood=log_likelihood,
+        constrain=constrain,
+        unconstrain=unconstrain,
+        sample_prior=sample_prior,
+        columns=columns,
+        observations=observations,
+        source=_source(model),
+    )
+
+
+def _in_plate(site: Mapping[str, Any]) -> bool:
+    """Whether this is an observed site of the records."""
+    return site["type"] == "sample" and site["is_observed"] and bool(site["cond_indep_stack"])
+
+
+def _observation(name: str, site: Mapping[str, Any]) -> Observation:
+    return Observation(name, site["fn"], site["value"], _scale(site))
+
+
+def _scale(site: Mapping[str, Any]) -> Array:
+    """What `handlers.scale` multiplies this site's log-density by."""
+    return 1.0 if site["scale"] is None else site["scale"]
+
+
+def _check_values(values: Mapping[str, Array], sites: tuple[Site, ...]) -> None:
+    names = [site.name for site in sites]
+    if set(values) != set(names):
+        raise InvalidModel(f"a parameter must name the sites {names}, got {sorted(values)}.")
+    for site in sites:
+        if np.shape(values[site.name]) != site.shape:
+            raise InvalidModel(
+                f"site {site.name!r} has shape {site.shape}, got {np.shape(values[site.name])}.", site=site.name
+            )
+
+
+def _source(model: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(model)
+    except (OSError, TypeError):
+        return repr(getattr(model, "__qualname__", type(model)))
+
+
+# -- checks on the built functions ------------------------------------------------------------------------------------
+
+
+def _check_pure(built: Model, record: Record) -> None:
+    """Refuse programs that talk to the outside: a print left in a model would publish the records."""
+    theta = jnp.zeros(built.dim)
+    program = jax.make_jaxpr(built.log_likelihood)(theta, dict(record))
+    names = {equation.primitive.name for equation in _equations(program.jaxpr)}
+    if outside := sorted(name for name in names if "callback" in name or name == "custom_vmap_call"):
+        raise InvalidModel(
+            f"a model may only compute, and this one calls out of its program ({', '.join(outside)}): a print or a "
+            "callback would see every record. Remove jax.debug.print and the like."
+        )
+    if program.effects:
+        raise InvalidModel("a model may only compute, and this one has side effects; remove them.")
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a program, those of its inner programs too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _equations(inner)
+
+
+def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, latents: list[str]) -> None:
+    theta = jax.jit(built.sample_prior)(jax.random.key(0))
+
+    def terms(records: Record) -> dict[str, Array]:
+        substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
+        traced = _traced(substituted, records)
+        outside = [
+            name
+            for name, site in traced.items()
+            if site["type"] == "sample" and (name in latents or not site["cond_indep_stack"])
+        ]
+        densities = {name: traced[name]["fn"].log_prob(traced[name]["value"]) for name in outside}
+        return {name: jnp.sum(value * _scale(traced[name])) for name, value in densities.items()}
+
+    few, one = (jax.jit(terms)(dict(records)) for records in (probe, {k: v[:1] for k, v in probe.items()}))
+    for name in few:
+        if not np.allclose(few[name], one[name], rtol=1e-9, atol=0, equal_nan=True):
+            raise InvalidModel(
+                f"the prior of site {name!r} depends on how many records the model is given; it is evaluated apart from "
+                "them. The number of records is public: write it into the prior as a plain number.",
+                site=name,
+            )
+        jaxpr = jax.make_jaxpr(lambda records, name=name: terms(records)[name])(dict(probe))
+        if _uses_inputs(jaxpr.jaxpr):
+            raise InvalidModel(
+                f"the prior of site {name!r} depends on the records; a prior must be fixed before the data are seen.",
+                site=name,
+            )
+
+
+def _uses_inputs(jaxpr: Any) -> bool:
+    """Whether the output depends on any input, conservatively: one tainted operand taints the result."""
+    tainted = set(jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if any(not hasattr(v, "val") and v in tainted for v in equation.invars):
+            tainted.update(equation.outvars)
+    return any(not hasattr(v, "val") and v in tainted for v in jaxpr.outvars)
+
+
+def _mixed_company(domain: Mapping[str, Domain], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Half of the records anywhere in the domain, half at its ends, so that no column is constant by chance."""
+    ends, half = np.arange(_COMPANY) % 2 == 0, {}
+    for name, d in domain.items():
+        anywhere, extreme = d.sample(rng, _COMPANY), d.extremes(rng, _COMPANY)
+        mixed = np.where(ends.reshape(-1, *[1] * len(d.shape)), extreme, anywhere)
+        if isinstance(d, Box):
+            mixed[0], mixed[2] = d.lo, d.hi
+        half[name] = as_model_input(d, mixed)
+    return half
+
+
+def _check_records_are_separate(built: Model, model: Callable[..., Any], domain: Mapping[str, Domain]) -> None:
+    """Compare each record scored alone with the same record scored in company, in several companies."""
+
+    def together(theta: Array, records: Record) -> dict[str, Array]:
+        substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
+        traced = _traced(substituted, records)
+        inside = {name: site for name, site in traced.items() if _in_plate(site)}
+        return {name: site["fn"].log_prob(site["value"]) * _scale(site) for name, site in inside.items()}
+
+    def alone(theta: Array, records: Record) -> dict[str, Array]:
+        def one(record: Record) -> dict[str, Array]:
+            factors = built.observations(theta, record)  # type: ignore[misc]
+            return {f.name: jnp.sum(f.distribution.log_prob(f.value) * f.scale) for f in factors}
+
+        return jax.vmap(one)(records)
+
+    both = jax.jit(lambda t, r: (together(t, r), alone(t, r)))
+    prior = jax.jit(built.sample_prior)
+    for number in range(_COMPANIES):
+        records = _mixed_company(domain, np.random.default_rng(number))
+        _compare(*both(prior(jax.random.key(number)), records))
+
+
+def _compare(joint: Mapping[str, Array], separate: Mapping[str, Array]) -> None:
+    for name, value in joint.items():
+        if value.shape != (_COMPANY,):
+            raise InvalidModel(
+                f"observed site {name!r} must give one log-density per record, got shape {value.shape} for "
+                f"{_COMPANY} records; use .to_event(...) for vector-valued observations.",
+                site=name,
+            )
+        if not np.allclose(value, separate[name], rtol=1e-6, atol=1e-8, equal_nan=True):
+            raise InvalidModel(
+                f"the term of one record at site {name!r} depends on other records (a mean, a rank, a sort?). "
+                "Transform the data beforehand with public constants, not with statistics of the data.",
+                site=name,
+            )

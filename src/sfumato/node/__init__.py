@@ -1,0 +1,1 @@
+"""The data owner's node: a guarded door to records that stay at home."""

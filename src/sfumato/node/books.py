@@ -1,0 +1,176 @@
+"""Who may spend how much: the nested accounts of one node in its ledger.
+
+The tree is: the ledger, the node (everything that ever leaves), an analyst, a study of that analyst, a run. A reservation
+must fit under every cap above it, so the owner's guarantee holds for all analysts together, also if they collude.
+"""
+
+import re
+import threading
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sfumato.errors import InvalidInput, LedgerError
+from sfumato.node.catalogue import Refusal
+from sfumato.node.config import Budget, OwnerFile, check_name
+from sfumato.privacy import gdp
+from sfumato.privacy.budget import MAX_RELEASES, cap_quanta, mu_squared
+from sfumato.privacy.statement import NEIGHBOURS
+from sfumato.vault.lattice import RELATIVE_LOG2
+from sfumato.vault.ledger import Account, Journal, Ledger
+
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,79}")
+SMALLEST_RUN = 10_000
+"""A run's cap is at least this part of the node's, so that (a run releases at most `MAX_RELEASES` numbers, each priced at a
+share of its cap) the node releases at most `MAX_NUMBERS` in all."""
+MAX_NUMBERS = SMALLEST_RUN * MAX_RELEASES
+NODE = "node"
+MOST_EPSILON = 60.0
+"""Beyond this a guarantee is none, and its arithmetic overflows."""
+
+
+class Amount(NamedTuple):
+    """Cap and spending in units of mu squared."""
+
+    cap: float
+    spent: float
+
+
+class Books:
+    """The node's view of its ledger.
+
+    Parameters
+    ----------
+    file
+        The owner's file: budgets and the ledger's place. The ledger is made at the first start.
+    """
+
+    def __init__(self, file: OwnerFile) -> None:
+        total = file.budgets.total
+        self._budgets, self._lock = file.budgets, threading.Lock()
+        self.ledger = Ledger(file.place(file.ledger), epsilon=total.epsilon, delta=total.delta)
+        self.slack = float(gdp.lattice_slack(MAX_NUMBERS, total.epsilon, 2.0**RELATIVE_LOG2))
+        if self.slack > total.delta / 2:
+            raise InvalidInput(
+                f"delta of the total must exceed twice the lattice slack, {self.slack:.2g} at epsilon = {total.epsilon:g}; "
+                f"got {total.delta:g}. Choose a smaller epsilon or a larger delta."
+            )
+        self.mu = float(gdp.mu(total.epsilon, total.delta - self.slack))
+        self.journal = Journal(self.ledger)
+        self.node = self.ledger.account(NODE, cap_quanta(self.mu), about={"kind": NODE, "name": file.name})
+
+    def close(self) -> None:
+        """Fold the journal and close the ledger."""
+        try:
+            self.journal.close()
+        finally:
+            self.ledger.close()
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    def analyst(self, name: str) -> Account:
+        """The account of one analyst."""
+        budgets = self._budgets
+        budget = budgets.analysts.get(check_name(name), budgets.per_analyst)
+        return self.ledger.account(
+            f"analyst {name}", self._cap(budget), parent=self.node, about={"kind": "analyst", "analyst": name}
+        )
+
+    def run(
+        self, analyst: str, study: str, run: str, epsilon: float, delta: float, model: str
+    ) -> tuple[Account, float]:
+        """Open the account of a run, or come back to it; with the mu of its guarantee.
+
+        Raises
+        ------
+        Refusal
+            The budget is too small, or less than that is left, or the run was opened with other terms.
+        """
+        if not RUN.fullmatch(run):
+            raise Refusal("bad-request", "the name of a run has letters, digits and _ . : - only")
+        mu = self._run_mu(epsilon, delta)
+        asked = cap_quanta(mu)
+        if asked > 1.001 * self.node.cap:  # less than that is the room the node keeps for the slack of its lattice
+            raise Refusal(
+                "budget-spent", f"run {run}: epsilon {epsilon:g}, delta {delta:g} is more than the node's own"
+            )
+        cap = min(asked, self.node.cap)
+        if cap * SMALLEST_RUN < self.node.cap:
+            raise Refusal("run-too-small", f"cap {cap} of {self.node.cap} quanta")
+        name = f"run {analyst}/{run}"
+        with self._lock:  # two connections of one analyst may open the same run
+            above = self._study(analyst, study)
+            known = self.ledger.existing(name)
+            if known is None and above.left < cap:
+                left = mu_squared(above.left)
+                raise Refusal(
+                    "budget-spent", f"run {run}: asks for mu squared {mu_squared(cap):.4g}, {left:.4g} is left"
+                )
+            about: dict[str, Any] = {"kind": "run", "analyst": analyst, "study": study, "run": run, "model": model}
+            about |= {"epsilon": epsilon, "delta": delta, "opened": datetime.now(UTC).isoformat(timespec="seconds")}
+            if known is not None and known.about.get("model") != model:
+                raise Refusal("other-terms", f"run {run}: another model")
+            try:
+                return self.ledger.account(name, cap, parent=above, about=about), mu
+            except LedgerError as error:
+                raise Refusal("other-terms", str(error)) from None
+
+    def _study(self, analyst: str, study: str) -> Account:
+        about = {"kind": "study", "analyst": analyst, "study": study}
+        cap = self._cap(self._budgets.per_study)
+        return self.ledger.account(f"study {analyst}/{study}", cap, parent=self.analyst(analyst), about=about)
+
+    def _cap(self, budget: Budget | None) -> int:
+        """Quanta of a budget; the node's own cap bounds them all."""
+        if budget is None:
+            return self.node.cap
+        from sfumato.planner import budget_mu
+
+        return min(cap_quanta(budget_mu(budget.epsilon, budget.delta)), self.node.cap)
+
+    def _run_mu(self, epsilon: float, delta: float) -> float:
+        from sfumato.planner import budget_mu
+
+        if not 0 < epsilon <= MOST_EPSILON:
+            raise Refusal("bad-number", f"epsilon {epsilon:g} is no number that promises anything")
+        try:
+            return budget_mu(epsilon, delta)
+        except InvalidInput as error:
+            raise Refusal("bad-number", str(error)) from None
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    def left(self, analyst: str) -> float:
+        """Mu squared that an analyst may still spend."""
+        return mu_squared(self.analyst(analyst).left)
+
+    def total(self) -> Amount:
+        """Cap and spending of the whole node."""
+        return Amount(mu_squared(self.node.cap), mu_squared(self.node.spent))
+
+    def accounts(self) -> list[dict[str, Any]]:
+        """Every account with its public facts."""
+        return [
+            {
+                "name": state.name,
+                "answers": state.answers,
+                "budget": Amount(mu_squared(state.cap), mu_squared(state.spent)),
+                **state.about,
+            }
+            for state in self.ledger.accounts()
+        ]
+
+    def statement(self, name: str, n: int) -> str:
+        """The guarantee for everything that ever left, as a paragraph."""
+        total, (cap, spent) = self._budgets.total, self.total()
+        states = self.accounts()
+        answers = sum(state["answers"] for state in states)
+        analysts = sum(state.get("kind") == "analyst" for state in states)
+        return (
+            f"Everything {name} has released through this node ({answers:,} answers to {analysts} "
+            f"analyst{'' if analysts == 1 else 's'} on {n:,} records) and everything it will release under the same ledger "
+            f"satisfies ({total.epsilon:g}, {total.delta:g})-differential privacy with respect to {NEIGHBOURS}; against all "
+            f"analysts together. The guarantee is that of the cap fixed in advance (Gaussian DP with mu = {self.mu:.4g}, "
+            f"mu squared = {cap:.4g}); {spent:.4g} of it is spent, reservations under way in full, which is bookkeeping and "
+            f"not a smaller epsilon. Delta includes {self.slack:.1e} for the lattice of the noise. Releases from the same "
+            "records that did not pass through this ledger add to it (their mu squared add up)."
+        )

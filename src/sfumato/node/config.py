@@ -1,0 +1,267 @@
+"""`owner.toml`: what a node serves, to whom, for how much. A misspelt key is an error, never a silent default."""
+
+import ipaddress
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from sfumato.errors import InvalidInput
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+"""Names of studies, analysts and tokens: no dots, no slashes, nothing a path or an attribute could be made of."""
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Budget(Struct, frozen=True, forbid_unknown_fields=True):
+    """A guarantee: (epsilon, delta)."""
+
+    epsilon: Positive
+    delta: Annotated[float, Meta(gt=0, lt=1)]
+
+
+class Budgets(Struct, frozen=True, forbid_unknown_fields=True):
+    """Caps, nested: everything that ever leaves, one analyst, one study of one analyst."""
+
+    total: Budget
+    per_analyst: Budget | None = None
+    per_study: Budget | None = None
+    analysts: dict[str, Budget] = {}
+
+
+class Data(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the records lie. Only the vault opens the file."""
+
+    path: str
+    outside: str = "refuse"
+    precision: str = "float64"
+
+
+class StudyEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One approved study: a Python file of the owner's and the limits of what may be asked about it."""
+
+    model: str
+    sigma_floor: Positive = 0.01
+    theta_bound: Positive = 100.0
+    columns: list[str] = []
+    sensitivity: dict[str, Any] = {}
+    guess: dict[str, Any] = {}
+
+
+class Listen(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the node listens, and under which names it is reached."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8750
+    certificate: str | None = None
+    key: str | None = None
+    names: list[str] = []
+    origins: list[str] = []
+
+
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one visitor may take of the machine. Every field is a line in `docs/node.md`."""
+
+    message_bytes: Count = 1 << 20
+    body_bytes: Count = 1 << 16
+    chains: Count = 256
+    connections: Count = 256
+    connections_per_token: Count = 64
+    messages_per_second: Positive = 20_000.0
+    requests_per_second: Positive = 50.0
+    failed_logins_per_minute: Count = 30
+    header_seconds: Positive = 10.0
+    handshake_seconds: Positive = 20.0
+    idle_seconds: Positive = 600.0
+    send_seconds: Positive = 20.0
+    answer_tick_ms: Annotated[float, Meta(ge=0)] = 0.0
+    shutdown_seconds: Positive = 10.0
+
+
+class OwnerFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A parsed `owner.toml`: plain values. Nothing is imported and no data file is opened before it is asked for."""
+
+    name: str
+    data: Data
+    domain: dict[str, dict[str, Any]]
+    studies: dict[str, StudyEntry]
+    budgets: Budgets
+    ledger: str = "owner.ledger"
+    tokens: str = "tokens.json"  # noqa: S105 (a file name)
+    log: str | None = None
+    listen: Listen = Listen()
+    limits: Limits = Limits()
+    path: Path = field(default=Path("owner.toml"))
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths start from."""
+        return self.path.parent
+
+    def place(self, stated: str) -> Path:
+        """Where a path of the file leads."""
+        return self.base / stated
+
+    def domains(self) -> dict[str, Any]:
+        """Domains, built; which raw columns they are made of is left to `columns`."""
+        from sfumato.domain import from_dict
+
+        return {
+            name: from_dict({key: value for key, value in spec.items() if key != "columns"})
+            for name, spec in self.domain.items()
+        }
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Which raw columns of the table make up each name."""
+        return {name: spec["columns"] for name, spec in self.domain.items() if "columns" in spec}
+
+
+def read_owner(path: str | Path) -> OwnerFile:
+    """Read and check an owner's file.
+
+    Raises
+    ------
+    InvalidInput
+        The file is missing or no TOML, or a key is missing, unknown, or has a value outside its rule.
+    """
+    path = Path(path)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(
+            f"no owner's file can be read at {path} ({error.strerror}); `sfumato init` writes one."
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} is not valid TOML: {error}. Correct that place.") from None
+    if "path" in raw:
+        raise InvalidInput(f"{path} does not know the key 'path' at its top; the data file goes under [data].")
+    try:
+        file = msgspec.convert(raw | {"path": path}, OwnerFile, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{path} breaks a rule: {error}. `sfumato init` shows every key.") from None
+    _check(file)
+    return file
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return value
+    raise NotImplementedError  # msgspec turns it into its own error
+
+
+def _check(file: OwnerFile) -> None:
+    """Rules between keys."""
+    if not file.studies:
+        raise InvalidInput("a node needs at least one approved study: add a table [studies.NAME] with model = ...")
+    if not file.domain:
+        raise InvalidInput("a node needs the domain of its records: add a table [domain.COLUMN] with kind = ...")
+    for name in (*file.studies, *file.budgets.analysts):
+        check_name(name)
+    for budget in (file.budgets.per_analyst, file.budgets.per_study, *file.budgets.analysts.values()):
+        if budget is not None and budget.delta < file.budgets.total.delta and budget.epsilon > 60:
+            raise InvalidInput(f"epsilon = {budget.epsilon:g} is no privacy at all; choose a smaller one.")
+    if (file.listen.certificate is None) != (file.listen.key is None):
+        raise InvalidInput("[listen] certificate and key are given together or not at all.")
+    file.domains()
+
+
+def check_name(name: str) -> str:
+    """Refuse a name that could be anything but a name."""
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        raise InvalidInput(
+            f"a name is made of letters, digits, - and _, starts with a letter or digit and has at most 64 of them; "
+            f"got {name!r:.80}."
+        )
+    return name
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listen(listen: Listen, *, dev: bool) -> None:
+    """Refuse to send tokens and answers over a network in the clear.
+
+    Raises
+    ------
+    InvalidInput
+        The address is not loopback, there is no certificate, and nobody said `--dev`.
+    """
+    if listen.certificate is None and not is_loopback(listen.host) and not dev:
+        raise InvalidInput(
+            f"a node that others can reach needs TLS, and {listen.host} is not loopback; give certificate = and key = in "
+            '[listen], or host = "127.0.0.1". (--dev serves without TLS, for trying out on a network you trust.)'
+        )
+
+
+TEMPLATE = """# The data owner's node. Serve it with
+#
+#     sfumato token add owner.toml me --owner        (a token for the console)
+#     sfumato token add owner.toml alice             (a token for an analyst)
+#     sfumato serve owner.toml
+#
+# Paths start from the folder of this file. A key that is not known is an error.
+
+name = "{name}"                # how analysts and statements call you
+ledger = "owner.ledger"        # the budget's book; made at the first start. Back it up with `sfumato ledger backup`
+tokens = "tokens.json"         # hashed tokens; made by `sfumato token add`
+# log = "node.log"             # structured log, one JSON object a line; standard error without it
+
+[data]
+path = "{data}"                # Parquet or CSV; only the vault opens it
+outside = "refuse"             # or "clamp": what happens to records outside the domain
+# precision = "float64"        # or "float32": faster, never less private
+
+[domain.y]                     # where a record lives: public, and a promise about everybody, in the table or not
+kind = "binary"                # or interval, integers, categories, box, ball
+columns = "{column}"           # the raw column (a list of them for a box or ball)
+
+[studies.{study}]              # an approved study; analysts name it, they never send code
+model = "{model}"              # file : function or family; a Python file of yours, run when the node starts
+# sigma_floor = 0.01           # no answer with less noise than this, whatever it would cost
+# theta_bound = 100.0          # no parameter outside this, on the unconstrained scale
+# columns = ["y"]              # the columns of [domain] it is about; all of them by default
+# sensitivity = {{ kind = "certify" }}   # or {{ kind = "clip", bound = 1.0 }}, {{ kind = "lipschitz", constant = 1.0 }}
+# guess = {{ p = 0.5 }}          # public knowledge, for the console's planner
+
+[budgets]                      # caps, fixed for the life of the ledger; the guarantee is that of the total
+total = {{ epsilon = 3.0, delta = 1e-6 }}         # everything that ever leaves, to all analysts together
+per_analyst = {{ epsilon = 2.0, delta = 1e-6 }}   # any one analyst
+per_study = {{ epsilon = 1.0, delta = 1e-6 }}     # one study of one analyst
+# analysts = {{ alice = {{ epsilon = 2.5, delta = 1e-6 }} }}   # exceptions to per_analyst
+
+[listen]
+host = "127.0.0.1"             # any other address needs certificate and key
+port = 8750
+# certificate = "node.pem"
+# key = "node.key"
+# names = ["node.hospital.example"]              # under which others reach it; any other Host is refused
+# origins = ["https://node.hospital.example"]    # web pages that may talk to it; its own console may anyway
+
+[limits]                       # with their defaults; see docs/node.md
+# message_bytes = 1048576
+# chains = 256
+# connections = 256
+# connections_per_token = 64
+# messages_per_second = 20000.0
+# answer_tick_ms = 0           # release answers on a fixed tick only: hides how long one took
+"""
+
+
+def template(name: str = "Example Hospital") -> str:
+    """A commented owner's file, complete: it can be served as it stands beside the files it names."""
+    return TEMPLATE.format(name=name, data="people.csv", column="said_yes", study="coin", model="model.py:coin")

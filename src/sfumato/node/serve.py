@@ -1,0 +1,120 @@
+"""Start the service: addresses, TLS, the server's own limits, and a clean end."""
+
+import asyncio
+import gc
+import ssl
+from typing import Any
+
+import jax
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from sfumato.errors import InvalidInput
+from sfumato.node.config import Limits, OwnerFile, check_listen
+from sfumato.node.service import make_app
+from sfumato.node.state import Node
+
+PING_SECONDS = 20.0
+
+
+def server_for(node: Node, *, dev: bool = False) -> uvicorn.Server:
+    """Build the server of a node.
+
+    Raises
+    ------
+    InvalidInput
+        It would send tokens over a network in the clear, or its certificate cannot be used.
+    """
+    listen, limits = node.file.listen, node.limits
+    check_listen(listen, dev=dev)
+    tls: dict[str, Any] = {}
+    if listen.certificate is not None and listen.key is not None:
+        tls = {
+            "ssl_certfile": str(node.file.place(listen.certificate)),
+            "ssl_keyfile": str(node.file.place(listen.key)),
+            "ssl_version": ssl.PROTOCOL_TLS_SERVER,
+        }
+    config = uvicorn.Config(
+        make_app(node), host=listen.host, port=listen.port, log_config=None, access_log=False, server_header=False,
+        date_header=False, http=protocol_for(limits), ws=Abortable, ws_max_size=limits.message_bytes,
+        ws_per_message_deflate=False, ws_ping_interval=PING_SECONDS, ws_ping_timeout=PING_SECONDS,
+        timeout_keep_alive=int(max(1, limits.header_seconds)), timeout_graceful_shutdown=int(limits.shutdown_seconds),
+        h11_max_incomplete_event_size=32768, lifespan="on", proxy_headers=False, **tls,
+    )  # fmt: skip
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidInput(
+            f"certificate and key of [listen] must be readable PEM files ({type(error).__name__})."
+        ) from None
+    return uvicorn.Server(config)
+
+
+class Abortable(WebSocketsSansIOProtocol):
+    """A WebSocket that can be cut: a client that takes nothing would also never take the word that it is over."""
+
+    async def run_asgi(self) -> None:
+        """Hand the way to cut it over with the connection."""
+        extensions: dict[str, Any] = self.scope["extensions"]
+        extensions["sfumato.abort"] = self.transport.abort
+        await super().run_asgi()
+
+
+def protocol_for(limits: Limits) -> type[HttpToolsProtocol]:
+    """HTTP with two limits the server lacks: a deadline for the first request, and a count of open connections."""
+    inside: set[Any] = set()
+
+    class Limited(HttpToolsProtocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._deadline = asyncio.get_running_loop().call_later(limits.header_seconds, self._too_slow)
+            inside.add(self)
+            if len(inside) > 2 * limits.connections + 64:
+                transport.abort()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._deadline.cancel()
+            self._deadline = asyncio.get_running_loop().call_later(limits.header_seconds, self._too_slow)
+
+        def on_message_complete(self) -> None:
+            self._deadline.cancel()
+            super().on_message_complete()
+
+        def handle_websocket_upgrade(self) -> None:
+            self._gone()
+            super().handle_websocket_upgrade()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._gone()
+            super().connection_lost(exc)
+
+        def _gone(self) -> None:
+            self._deadline.cancel()
+            inside.discard(self)
+
+        def _too_slow(self) -> None:
+            # A request trickling in one byte at a time: nobody is answered, the line is cut.
+            if not self.transport.is_closing():
+                self.transport.abort()
+
+    return Limited
+
+
+def serve(file: OwnerFile, *, dev: bool = False) -> None:
+    """Serve until told to stop."""
+    check_listen(file.listen, dev=dev)
+    # Answers are small: computed in the thread that asks, they need not wait for another one to wake up.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
+    node = Node(file)
+    try:
+        server = server_for(node, dev=dev)
+    except BaseException:
+        node.close()
+        raise
+    scheme = "https" if file.listen.certificate else "http"
+    node.log.event("start", what=f"{scheme}://{file.listen.host}:{file.listen.port}", studies=list(node.studies))
+    gc.collect()
+    gc.freeze()  # what is here now stays: the collector need not look through all of it again and again
+    server.run()

@@ -1,0 +1,185 @@
+"""One analyst's WebSocket: a loop that reads a message, answers it, and reads the next.
+
+The path of an ordinary question is kept short: one strict msgpack decode, plain comparisons, the desk. Work that needs
+longer than a moment (compiling a chain, many records) happens on a thread.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from sfumato.access.questions import Release, Terms, encode
+from sfumato.access.wire import FINE, REFUSED, Ask, Begin, Left, Open, Request
+from sfumato.node.catalogue import CATALOGUE, CLOSE_CODE, Refusal, body, refusal_of
+from sfumato.node.guard import Message, Receive, Send
+from sfumato.node.state import ActiveRun, Node
+from sfumato.node.tokens import Token
+
+_ask = msgspec.msgpack.Decoder(Ask)
+_request = msgspec.msgpack.Decoder(Request)
+_plain = msgspec.msgpack.Encoder()
+_ARRAY = 0x90  # the first byte of a short msgpack array: an `Ask`
+
+
+class Session:
+    """A connection with a valid token.
+
+    Parameters
+    ----------
+    node, token
+        Where it came in, and as whom.
+    receive, send, abort
+        The two ends of the socket, and how to cut it.
+    """
+
+    def __init__(
+        self, node: Node, token: Token, receive: Receive, send: Send, abort: Callable[[], None] | None = None
+    ) -> None:
+        self.node, self.token, self._abort = node, token, abort
+        self._receive, self._send = receive, send
+        self._bucket = node.bucket(token.name)
+        self._run: ActiveRun | None = None
+        self._closed = False
+        self._heard = time.monotonic()
+        self._sending: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def late(self, now: float) -> bool:
+        """Whether it has said nothing, or taken nothing, for too long."""
+        limits = self.node.limits
+        if self._sending is not None:
+            return now - self._sending > limits.send_seconds
+        return now - self._heard > (limits.handshake_seconds if self._run is None else limits.idle_seconds)
+
+    def stop(self, code: str) -> None:
+        """Close the connection with a code of the catalogue; callable from outside the loop's own task."""
+        if self._closed:
+            return
+        self._closed = True
+        self.node.metrics.refusals[code] += 1
+        self.node.log.event("closed", who=self.token.name, code=code)
+        if self._sending is not None and self._abort is not None:
+            self._abort()  # it does not take what it asked for: no farewell would reach it
+            return
+        task = asyncio.get_running_loop().create_task(self._close(code))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close(self, code: str) -> None:
+        status = CATALOGUE[code].status
+        try:
+            await self._send({"type": "websocket.close", "code": CLOSE_CODE + status, "reason": code})
+        except Exception as error:  # it may be gone already
+            self.node.log.unexpected("close", error)
+
+    async def serve(self) -> None:
+        """Answer until the other side leaves."""
+        node = self.node
+        node.sessions.add(self)
+        try:
+            while not self._closed:
+                message = await self._receive()
+                if message["type"] != "websocket.receive":
+                    break
+                self._heard = time.monotonic()
+                reply = await self._reply(message)
+                if self._closed:
+                    break
+                self._sending = self._heard
+                await self._send({"type": "websocket.send", "bytes": reply})
+                self._sending = None
+        except (OSError, RuntimeError):  # the other side went away while it was being answered
+            pass
+        finally:
+            node.sessions.discard(self)
+            if self._run is not None:
+                node.leave_run(self._run, self)
+
+    async def _reply(self, message: Message) -> bytes:
+        try:
+            data = message.get("bytes")
+            if not data:
+                raise Refusal("bad-request", "text where msgpack is spoken")
+            if not self._bucket.take():
+                raise Refusal("too-fast", "messages")
+            if self.node.paused:
+                raise Refusal("paused")
+            if data[0] & 0xF0 == _ARRAY:
+                return FINE + await self._answer(data)
+            return FINE + await self._manage(_decoded(_request, data))
+        except Exception as error:
+            return self._refuse(error)
+
+    def _refuse(self, error: Exception) -> bytes:
+        refusal = refusal_of(error)
+        self.node.metrics.refusals[refusal.code] += 1
+        if refusal.code == "internal":
+            self.node.log.unexpected("session", error, who=self.token.name)
+        else:
+            self.node.log.event("refused", who=self.token.name, code=refusal.code, what=refusal.detail[:300])
+        return REFUSED + _plain.encode(body(refusal.code))
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    async def _answer(self, data: bytes) -> bytes:
+        run = self._held()
+        ask = _decoded(_ask, data)
+        if not run.chains and not isinstance(ask.question, Release):
+            raise Refusal("not-begun", "no terms are settled")
+        run.study.check_question(ask.question)
+        if run.light:
+            reply = run.desk.answer_bytes(ask.id, ask.question)
+        else:
+            reply = await asyncio.to_thread(run.desk.answer_bytes, ask.id, ask.question)
+        if self.node.tick:
+            await self.node.tick.wait()
+        if self.node.paused:
+            raise Refusal("paused")  # it is kept: the same id gets it later
+        self.node.metrics.answered(run.study.name, run.chains or 1)
+        return reply
+
+    def _held(self) -> ActiveRun:
+        run = self._run
+        if run is None:
+            raise Refusal("not-begun", "no run is open")
+        if run.holder is not self:
+            raise Refusal("busy", f"run {run.opened.run}")
+        return run
+
+    # -- everything else ------------------------------------------------------------------------------------------
+
+    async def _manage(self, request: Open | Begin | Left) -> bytes:
+        if isinstance(request, Open):
+            return await self._open(request)
+        run = self._held()
+        if isinstance(request, Begin):
+            return await self._begin(run, request.terms)
+        left = await asyncio.to_thread(lambda: run.desk.left)
+        return _plain.encode({"left": left})
+
+    async def _open(self, request: Open) -> bytes:
+        if self._run is not None:
+            self.node.leave_run(self._run, self)
+        self._run = await asyncio.to_thread(self.node.open_run, self.token, request, self)
+        return encode(self._run.facts)
+
+    async def _begin(self, run: ActiveRun, terms: Terms) -> bytes:
+        run.study.check_terms(terms, self.node.limits.chains)
+        agreed = await asyncio.to_thread(run.desk.begin, terms)
+        run.settle_terms(terms.chains, 1 if terms.kernel == "langevin" else run.facts.rows)
+        self.node.log.event(
+            "begin",
+            who=run.analyst,
+            what=f"study {run.study.name}, run {run.opened.run}, {terms.kernel}, {terms.chains} chains, sigma {terms.sigma:.4g}",
+        )
+        return encode(agreed)
+
+
+def _decoded(decoder: Any, data: bytes) -> Any:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal("bad-request", f"msgpack: {type(error).__name__}") from None

@@ -1,0 +1,252 @@
+"""The node itself: records behind a house's walls, books, tokens, and who is at the door."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from sfumato import __version__
+from sfumato.access.questions import PROTOCOL, Agreed, Facts, Question, Terms
+from sfumato.access.wire import Handshake, Open
+from sfumato.node.books import Books
+from sfumato.node.catalogue import Refusal
+from sfumato.node.config import OwnerFile
+from sfumato.node.limits import Bucket, Turnstile
+from sfumato.node.logs import Log
+from sfumato.node.metrics import Metrics
+from sfumato.node.studies import ApprovedStudy, load_studies
+from sfumato.node.tick import Tick
+from sfumato.node.tokens import Token, TokenFile
+from sfumato.vault.house import House
+from sfumato.vault.noise import Source
+
+AWAY_SECONDS = 60.0
+"""How long a run whose client is away keeps its desk (and its open reservation) before both are given back."""
+LIGHT_TERMS = 200_000
+"""Record evaluations a message up to which it is answered on the spot; above, on a thread, so that others need not wait."""
+
+
+class Counter(Protocol):
+    """All that a node sees of a vault's desk: it takes questions and gives bytes."""
+
+    @property
+    def left(self) -> int:
+        """Quanta left."""
+        ...
+
+    def begin(self, terms: Terms) -> Agreed:
+        """Settle terms."""
+        ...
+
+    def answer_bytes(self, query_id: str, question: Question) -> bytes:
+        """Answer, or give the answer given before."""
+        ...
+
+    def close(self) -> None:
+        """Settle and let go."""
+        ...
+
+
+class ActiveRun:
+    """A run with a desk: its client is here, or was a moment ago."""
+
+    def __init__(
+        self, analyst: str, study: ApprovedStudy, name: str, desk: Counter, facts: Facts, opened: Open
+    ) -> None:
+        self.analyst, self.study, self.name, self.desk, self.facts, self.opened = (
+            analyst,
+            study,
+            name,
+            desk,
+            facts,
+            opened,
+        )
+        self.holder: object | None = None  # the session that may ask
+        self.away_since = time.monotonic()
+        self.chains = 0
+        self.light = False
+
+    def settle_terms(self, chains: int, per_chain: int) -> None:
+        """Remember how much work a message is: from public numbers only."""
+        self.chains, self.light = chains, chains * per_chain <= LIGHT_TERMS
+
+
+class Node:
+    """Everything behind the service.
+
+    Parameters
+    ----------
+    file
+        The owner's file.
+    source
+        scale -> noise source. For tests alone; nothing that reads a configuration can set it.
+    """
+
+    def __init__(self, file: OwnerFile, *, source: Callable[[float], Source] | None = None) -> None:
+        self.file, self.limits, self.name = file, file.limits, file.name
+        self.log = Log(None if file.log is None else file.place(file.log))
+        self.metrics = Metrics()
+        self.tokens = TokenFile(file.place(file.tokens))
+        self._house = House(
+            file.place(file.data.path),
+            outside=file.data.outside,
+            columns=file.columns,
+            precision=file.data.precision,
+            source=source,
+        )
+        self.studies = load_studies(file, self._house.prepare)
+        self.n = max(study.n for study in self.studies.values())
+        self.books = Books(file)
+        self.turnstile = Turnstile(file.limits.connections, file.limits.connections_per_token)
+        self.tick = Tick(file.limits.answer_tick_ms)
+        self.runs: dict[str, ActiveRun] = {}
+        self.sessions: set[Any] = set()
+        self.buckets: dict[str, Bucket] = {}
+        self._failures: dict[str, Bucket] = {}
+        self._marker = file.place(file.ledger + ".paused")
+        self.paused = self._marker.exists()
+        self.closing = False
+        self._hashing = asyncio.Semaphore(2)
+        self._opening = threading.RLock()  # runs are opened on threads
+
+    # -- who is there -----------------------------------------------------------------------------------------------
+
+    async def authenticate(self, header: str | None, address: str, *kinds: str) -> Token:
+        """Find the token of a request, in constant time, or refuse.
+
+        The slow hash runs on a thread, two at a time; an address that fails often has to wait.
+        """
+        scheme, _, token = (header or "").partition(" ")
+        failures = self._failures.setdefault(address, Bucket(self.limits.failed_logins_per_minute / 60, 30))
+        if scheme.lower() != "bearer" or not token:
+            raise Refusal("unauthorised", "no token")
+        if not failures.allows():
+            raise Refusal("too-fast", "failed logins")
+        async with self._hashing:
+            found = await asyncio.to_thread(self.tokens.check, token.strip())
+        if found is None:
+            failures.take()
+            raise Refusal("unauthorised", "unknown, expired or revoked token")
+        if found.kind not in kinds:
+            raise Refusal("forbidden", f"a token of kind {found.kind}")
+        if len(self._failures) > 4096:
+            self._failures.clear()
+        return found
+
+    def bucket(self, name: str) -> Bucket:
+        """The message rate of one token, over all its connections."""
+        return self.buckets.setdefault(name, Bucket(self.limits.messages_per_second))
+
+    # -- runs ---------------------------------------------------------------------------------------------------------
+
+    def handshake(self, analyst: str) -> Handshake:
+        """What an analyst may know before anything is asked."""
+        return Handshake(
+            name=self.name, outside=self.file.data.outside, precision=self.file.data.precision,
+            studies=[study.public() for study in self.studies.values()], analyst=analyst,
+            left=self.books.left(analyst), version=__version__,
+        )  # fmt: skip
+
+    def open_run(self, token: Token, asked: Open, holder: object) -> ActiveRun:
+        """Open a run or come back to it. The newest connection has it; an older one is told so."""
+        from sfumato.access.local import facts_of
+
+        if asked.protocol != PROTOCOL:
+            raise Refusal("other-version", f"protocol {asked.protocol}, here {PROTOCOL}")
+        if asked.study not in self.studies:
+            raise Refusal("not-found", f"study {asked.study[:80]!r}")
+        approved = self.studies[asked.study]
+        form = approved.form(asked.model)
+        account, mu = self.books.run(token.name, asked.study, asked.run, asked.epsilon, asked.delta, asked.model)
+        with self._opening:
+            run = self.runs.get(account.name)
+            if run is None:
+                self._make_room(token.name)
+                desk = self._house.desk(form, account, self.books.journal)
+                facts = facts_of(
+                    form, desk, self.name, asked.epsilon, asked.delta, mu, self.file.data.outside,
+                    self.file.data.precision, True,
+                )  # fmt: skip
+                facts = msgspec.structs.replace(facts, cap=account.cap)
+                run = ActiveRun(token.name, approved, account.name, desk, facts, asked)
+                self.runs[account.name] = run
+            run.holder = holder
+        self.metrics.opened += 1
+        self.log.event("open", who=token.name, what=f"study {asked.study}, run {asked.run}, epsilon {asked.epsilon:g}")
+        return run
+
+    def leave_run(self, run: ActiveRun, holder: object) -> None:
+        """The client is gone; the desk waits a while for it to come back."""
+        if run.holder is holder:
+            run.holder, run.away_since = None, time.monotonic()
+
+    def _make_room(self, analyst: str) -> None:
+        mine = [run for run in self.runs.values() if run.analyst == analyst]
+        if len(mine) < self.limits.connections_per_token:
+            return
+        away = [run for run in mine if run.holder is None]
+        if not away:
+            raise Refusal("too-many", f"{len(mine)} runs of {analyst}")
+        self._close_run(min(away, key=lambda run: run.away_since))
+
+    def _close_run(self, run: ActiveRun) -> None:
+        try:
+            with self._opening:
+                self.runs.pop(run.name, None)
+                run.desk.close()
+        except Exception as error:  # the ledger may be out of reach; what was reserved then stays spent
+            self.log.unexpected("settle", error, who=run.analyst)
+
+    def sweep(self) -> None:
+        """Close what was left behind, and whoever may no longer be here. Called about once a second."""
+        now, valid = time.monotonic(), self.tokens.all()
+        self.books.journal.fold()
+        for run in [run for run in self.runs.values() if run.holder is None and now - run.away_since > AWAY_SECONDS]:
+            self._close_run(run)
+        for session in list(self.sessions):
+            token = valid.get(session.token.name)
+            if token is None or not token.valid_at(datetime.now(UTC)):
+                session.stop("revoked")
+            elif session.late(now):
+                session.stop("too-slow")
+
+    # -- the owner's hand ---------------------------------------------------------------------------------------------
+
+    def pause(self, who: str) -> None:
+        """Stop all answers, also after a restart, until `resume`."""
+        self._marker.touch()
+        self.paused = True
+        self.log.event("pause", who=who)
+
+    def resume(self, who: str) -> None:
+        """Answer again."""
+        self._marker.unlink(missing_ok=True)
+        self.paused = False
+        self.log.event("resume", who=who)
+
+    def revoke(self, name: str, who: str) -> None:
+        """Revoke a token and close its connections."""
+        if name not in self.tokens.all():
+            raise Refusal("not-found", f"token {name[:80]!r}")
+        self.tokens.revoke(name)
+        self.log.event("revoke", who=who, what=name)
+        self.sweep()
+
+    def close(self) -> None:
+        """Give back what was reserved and not spent, then close the books."""
+        self.closing = True
+        for run in list(self.runs.values()):
+            self._close_run(run)
+        self.books.close()
+        self.log.event("stop")
+        self.log.close()
+
+    @property
+    def ledger_path(self) -> Path:
+        """Where the budget is kept."""
+        return self.file.place(self.file.ledger)

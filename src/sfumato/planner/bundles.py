@@ -1,0 +1,137 @@
+r"""Planning on bundles: the copies are paid for, what is left to choose is the walk and its step.
+
+The picture of the posterior comes from a declared share of the copies, which the chain does not see again: their mean is a
+noisy :math:`S_n`, the centre is the mode given it, the covariance is :math:`(n J^\top C J + \text{prior precision})^{-1}` with
+:math:`J = \partial\varphi/\partial\theta`. All of it is post-processing.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato import noise_aware
+from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
+from sfumato.families.base import Family
+from sfumato.model import Model
+from sfumato.planner import forecast, proportional
+from sfumato.planner.plan import ENOUGH_ESS, Plan
+
+Array: TypeAlias = Any
+
+
+class Supply(NamedTuple):
+    """What a chain on bundles has: steps for all chains together, noise of one (summed) copy, records, weakest promise."""
+
+    steps: int
+    xi: float
+    n: int
+    epsilon: float
+    delta: float
+    mu: float
+
+
+def picture_from_copies(
+    family: Family, model: Model, measurement: noise_aware.Measurement, guess: Mapping[str, Any] | None, clamped: bool
+) -> forecast.Picture:
+    """Centre and covariance of the posterior, from an average of noisy copies."""
+    with jax.enable_x64(True):
+        start = None if guess is None else np.asarray(model.unconstrain(guess), dtype=np.float64)
+        starts = noise_aware.prior_starts(model, start)
+        try:
+            noise_aware.require_moments(family)
+            density = noise_aware.log_density(family, model, measurement, clamped=clamped)
+            centre, _ = noise_aware.find_mode(density, starts)
+            information = _expected(family, model, measurement.n, centre)
+        except Unsupported:
+            centre, information = _plug_in(family, model, measurement, starts)
+        covariance = forecast.safe_inverse(information + forecast.prior_precision(model, centre))
+    return forecast.Picture(centre, covariance, "the mean of some copies, which the chain does not use")
+
+
+def _expected(family: Family, model: Model, n: int, centre: np.ndarray) -> np.ndarray:
+    covariance = jax.jit(lambda t: family.covariance(model.constrain(t)))(jnp.asarray(centre))
+    jacobian = natural_jacobian(family, model, centre)
+    return forecast.positive(n * jacobian.T @ np.asarray(covariance) @ jacobian)
+
+
+def _plug_in(
+    family: Family, model: Model, measurement: noise_aware.Measurement, starts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mode and curvature as if the mean of the copies were S_n: for families whose S has no law of its own."""
+    total, n = jnp.asarray(measurement.basis @ measurement.value), measurement.n
+
+    def given(theta: Array) -> Array:
+        values = model.constrain(theta)
+        return n * family.log_g(values) + family.natural(values) @ total
+
+    def density(theta: Array) -> Array:
+        value = model.log_prior(theta) + given(theta)
+        return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+    centre, _ = noise_aware.find_mode(density, starts)
+    curvature = -np.nan_to_num(np.asarray(jax.jit(jax.hessian(given))(jnp.asarray(centre))))
+    return centre, forecast.positive(curvature)
+
+
+def natural_jacobian(family: Family, model: Model, theta: np.ndarray) -> np.ndarray:
+    """Derivative of the natural parameter in theta, shape (k, d)."""
+    return np.asarray(jax.jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jnp.asarray(theta)))
+
+
+def plan_bundles(
+    family: Family,
+    model: Model,
+    picture: forecast.Picture,
+    supply: Supply,
+    *,
+    kernel: str,
+    chains: int,
+    pilot_share: float,
+) -> Plan:
+    """Choose walk, step matrix and step, and forecast what the copies will buy."""
+    with jax.enable_x64(True):
+        jacobian = natural_jacobian(family, model, picture.centre)
+    dim = len(picture.centre)
+    names = ["guided", "componentwise", "random-walk"] if kernel == "auto" else [kernel]
+    if any(name not in forecast.KERNELS for name in names):
+        raise InvalidInput(f"kernel must be auto or one of {', '.join(forecast.KERNELS)} on bundles, got {kernel!r}.")
+    noise, matrix = min(
+        (_column_noise(jacobian, root, supply.xi), index) for index, root in enumerate(_roots(picture.covariance))
+    )
+    root = _roots(picture.covariance)[matrix]
+    options = [(*proportional.best_step(name, noise, dim), name) for name in names]
+    step, value, name = max(options, key=lambda option: option[1])
+    steps = supply.steps // chains
+    strongest = float(np.linalg.norm(jacobian @ root, ord=2)) ** 2 * supply.xi
+    return Plan(
+        kernel=name, sigma=step * noise, step=step, iterations=steps, chains=chains, n=supply.n, epsilon=supply.epsilon,
+        delta=supply.delta, mu=supply.mu, pilot_share=pilot_share, forecast_ess=steps * chains * value,
+        limit_ess=supply.steps / strongest, picture=picture, matrix=root,
+        assumptions=(picture.origin, "a posterior close to normal", "sigma grows with the step: shown is a typical one"),
+    )  # fmt: skip
+
+
+def _roots(covariance: np.ndarray) -> list[np.ndarray]:
+    return forecast.step_matrices(covariance) if len(covariance) > 1 else forecast.step_matrices(covariance)[:1]
+
+
+def _column_noise(jacobian: np.ndarray, root: np.ndarray, xi: float) -> float:
+    """Noise per posterior sd along the noisiest column of the step matrix."""
+    return float(np.sqrt(xi) * np.max(np.linalg.norm(jacobian @ root, axis=0)))
+
+
+def refuse_if_weak(plan: Plan) -> None:
+    """Raise `PlanTooWeak` with ways out that fit a bundle."""
+    if not plan.weak:
+        return
+    wanted = ENOUGH_ESS * plan.chains
+    raise PlanTooWeak(
+        f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({wanted:g} in all); these copies (epsilon="
+        f"{plan.epsilon:g}, delta={plan.delta:g}, n={plan.n:,}) promise {plan.forecast_ess:.2g}. Ways out: bundle.noise_aware(), "
+        "which is calibrated where a chain cannot mix; fewer chains; a bundle with a larger epsilon or more copies. "
+        "force=True samples all the same.",
+        plan=plan,
+    )

@@ -1,0 +1,74 @@
+"""Each function of a model that planning needs, compiled once per model: compiling is most of what planning costs."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.model import Model
+from sfumato.model.derivatives import vector_function
+
+Array: TypeAlias = Any
+_KEPT = 16  # models remembered: a session plans a few, again and again
+
+
+@lru_cache(maxsize=_KEPT)
+def prior_draws(model: Model) -> np.ndarray:
+    """Draw a thousand parameters from the prior, unconstrained."""
+    draw = jax.jit(jax.vmap(model.sample_prior))
+    return np.asarray(draw(jax.random.split(jax.random.key(0), 1001)), dtype=np.float64)
+
+
+@lru_cache(maxsize=_KEPT)
+def prior_derivatives(model: Model) -> Callable[[Array], tuple[Array, Array]]:
+    """Function theta -> gradient and hessian of the log prior."""
+    return jax.jit(lambda theta: (jax.grad(model.log_prior)(theta), jax.hessian(model.log_prior)(theta)))
+
+
+@lru_cache(maxsize=_KEPT)
+def information(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
+    """Function (theta, records) -> mean of minus the hessian over records where it is finite."""
+
+    def mean(theta: Array, batch: Mapping[str, Array]) -> Array:
+        each = -jax.vmap(jax.hessian(model.log_likelihood), (None, 0))(theta, batch)
+        finite = jnp.all(jnp.isfinite(each), axis=(1, 2))
+        return jnp.where(finite[:, None, None], each, 0.0).sum(0) / jnp.maximum(finite.sum(), 1)
+
+    return jax.jit(mean)
+
+
+@lru_cache(maxsize=_KEPT)
+def scores(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
+    """Function (theta, records) -> score of each record."""
+    return jax.jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
+
+
+@lru_cache(maxsize=2 * _KEPT)
+def lengths(model: Model, what: str) -> Callable[[Array, Array, Mapping[str, Array]], Array]:
+    """Function (theta, matrix, records) -> length of each record's whitened vector."""
+
+    def one(theta: Array, matrix: Array, record: Mapping[str, Array]) -> Array:
+        return jnp.linalg.norm(vector_function(what, model, theta, matrix)(record))
+
+    return jax.jit(jax.vmap(one, (None, None, 0)))
+
+
+@lru_cache(maxsize=_KEPT)
+def outcomes(model: Model) -> Callable[[Array, Array, Mapping[str, Array]], list[Array]]:
+    """Function (theta, keys, records) -> one draw of every observed site per record."""
+
+    def one(theta: Array, key: Array, record: Mapping[str, Array]) -> list[Array]:
+        factors = model.observations(theta, record)  # type: ignore[misc]
+        keys = jax.random.split(key, len(factors))
+        return [jnp.squeeze(f.distribution.sample(k), 0) for k, f in zip(keys, factors, strict=True)]
+
+    return jax.jit(jax.vmap(one, (None, 0, 0)))
+
+
+@lru_cache(maxsize=_KEPT)
+def observed_values(model: Model) -> Callable[[Array, Mapping[str, Array]], list[Array]]:
+    """Function (theta, record) -> the value of every observed site."""
+    return jax.jit(lambda theta, record: [f.value for f in model.observations(theta, record)])  # type: ignore[misc]

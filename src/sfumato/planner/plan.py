@@ -1,0 +1,360 @@
+"""Budget in, plan out: before a single answer is paid for.
+
+`make_plan` needs the model, the number of records and the domain, all public, and spends nothing. What it cannot know it
+assumes, and says so. `replan` does the same sum again with what a pilot paid to learn.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
+from sfumato.kernel import Kernel, Langevin
+from sfumato.model import Model
+from sfumato.planner import compiled, forecast
+from sfumato.planner.pilot import PLACING
+from sfumato.privacy import gdp
+from sfumato.privacy.budget import MAX_RELEASES
+from sfumato.sensitivity.reference import Reference
+from sfumato.study import Study
+
+PILOT_SHARE = 0.1
+"""Share of the budget (of mu squared) that the pilot may spend."""
+PILOT_SHARES = (0.03, 0.05, 0.07, 0.1)
+"""Shares that are tried where the chain will be Langevin around the pilot's centre."""
+FAMILY_PILOT_SHARE = 0.03
+"""The same for a regular family, whose information is public: three gradients are enough."""
+ENOUGH_ESS = 5.0
+"""Effective draws per chain below which a chain cannot be told from one that never mixed."""
+MAX_ITERATIONS = 10_000
+"""Default limit on steps per chain where each is a pass over the records."""
+MAX_FAMILY_ITERATIONS = 50_000
+"""Default limit where the sum of statistics answers."""
+KERNEL_NAMES = ("auto", *forecast.KERNELS, Langevin.name)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a budget will buy, and on which assumptions.
+
+    Attributes
+    ----------
+    kernel, step, sigma, iterations
+        The chain: which walk, its step in posterior standard deviations, the noise of one answer, steps per chain.
+    mu
+        Gaussian-DP parameter of the whole budget (the cap).
+    forecast_ess
+        Effective draws expected, all chains together, for each coordinate.
+    limit_ess, share_of_limit
+        ESS of the one-shot limit (a single Gaussian release of the score with the whole budget), and our share of it.
+    assumptions
+        What the forecast rests on, in words.
+    owners
+        Where there are several: name, records, promise and share of the noise of each. Epsilon, delta are then the weakest
+        promise, and mu is that of one owner whose budget would buy as much as all of theirs together.
+    considered
+        Every kernel that came into question with its share of the limit, the best first: why this one.
+    """
+
+    kernel: str
+    sigma: float
+    step: float
+    iterations: int
+    chains: int
+    n: int
+    epsilon: float
+    delta: float
+    mu: float
+    pilot_share: float
+    forecast_ess: float
+    limit_ess: float
+    assumptions: tuple[str, ...]
+    picture: forecast.Picture = field(repr=False)
+    matrix: np.ndarray = field(repr=False)
+    family: bool = field(default=False, repr=False)
+    owners: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    considered: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def share_of_limit(self) -> float:
+        """Forecast ESS over the one-shot limit."""
+        return self.forecast_ess / self.limit_ess
+
+    @property
+    def weak(self) -> bool:
+        """Whether the forecast says the chain cannot mix."""
+        return self.forecast_ess < ENOUGH_ESS * self.chains
+
+    def build_kernel(self) -> Kernel:
+        """The walk, ready to run."""
+        return forecast.KERNELS[self.kernel](self.matrix, self.step)
+
+    def refuse_if_weak(self) -> None:
+        """Raise `PlanTooWeak`, with the numbers and three ways out."""
+        if not self.weak:
+            return
+        factor = ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
+        epsilon = gdp.epsilon(min(self.mu * factor**0.5, 60.0), self.delta)
+        raise PlanTooWeak(
+            f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
+            f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.2g}. Three ways "
+            f"out: epsilon of about {epsilon:.2g} on the same records; about {int(self.n * factor):,} records at the same "
+            "epsilon; fewer chains, a simpler model or a tighter domain. force=True samples all the same"
+            + (
+                "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
+                if self.family
+                else "."
+            ),
+            plan=self,
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Label and value, line by line."""
+        lang = self.kernel == Langevin.name
+        return [
+            ("budget", f"epsilon = {self.epsilon:g}, delta = {self.delta:g} (mu = {self.mu:.4g} of the cap)"),
+            ("records", f"{self.n:,}"),
+            ("pilot", f"{self.pilot_share:.0%} of the budget" if self.pilot_share else "none left to pay"),
+            (
+                "kernel",
+                f"{self.kernel}, step " + (f"size h = {self.step:g}" if lang else f"{self.step:g} posterior sd"),
+            ),
+            ("noise", f"sigma = {self.sigma:g} per answer" + (" of the correction" if lang else "")),
+            ("chains", f"{self.chains} x about {self.iterations:,} iterations"),
+            ("forecast", f"{self.forecast_ess:.3g} effective draws, {self.share_of_limit:.0%} of the one-shot limit"),
+            *([("because", self._because())] if len(self.considered) > 1 else []),
+            ("rests on", "; ".join(self.assumptions)),
+            *(("owner", _owner_row(owner)) for owner in self.owners),
+        ]
+
+    def _because(self) -> str:
+        return "share of the limit: " + ", ".join(f"{name} {share:.0%}" for name, share in self.considered)
+
+    def table(self) -> str:
+        """The plan as plain text."""
+        return "\n".join(f"{label:<9} {value}" for label, value in self.rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON."""
+        names = ("kernel", "sigma", "step", "iterations", "chains", "n", "epsilon", "delta", "mu", "pilot_share")
+        out: dict[str, Any] = {name: getattr(self, name) for name in names}
+        out |= {"forecast_ess": self.forecast_ess, "limit_ess": self.limit_ess, "share_of_limit": self.share_of_limit}
+        out |= {"owners": [dict(owner) for owner in self.owners]} if self.owners else {}
+        out |= {"considered": [list(pair) for pair in self.considered]}
+        return out | {"assumptions": list(self.assumptions), "weak": self.weak, "matrix": self.matrix.tolist()}
+
+
+def _owner_row(owner: Mapping[str, Any]) -> str:
+    promise = f"{owner['name']}: {owner['n']:,} records, epsilon = {owner['epsilon']:g}, delta = {owner['delta']:g}"
+    return f"{promise}; adds {owner['share']:.0%} of the noise variance" if owner["share"] else f"{promise}; a bundle"
+
+
+def budget_mu(epsilon: float, delta: float) -> float:
+    """Mu of the cap: for delta less the lattice slack of `MAX_RELEASES` releases, so that delta as asked is met."""
+    _check_budget(epsilon, delta)
+    slack = lattice_slack(epsilon)
+    if slack > delta / 2:
+        raise InvalidInput(
+            f"delta must exceed twice the lattice slack, {slack:.2g} at epsilon={epsilon:g}; got {delta:g}. "
+            "Choose a smaller epsilon or a larger delta."
+        )
+    return float(gdp.mu(epsilon, delta - slack))
+
+
+def lattice_slack(epsilon: float) -> float:
+    """Delta that the discreteness of the noise adds, for as many releases as a run may make."""
+    from sfumato.vault.lattice import RELATIVE_LOG2
+
+    return float(gdp.lattice_slack(MAX_RELEASES, epsilon, 2.0**RELATIVE_LOG2))
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    if not (isinstance(epsilon, int | float | np.number) and np.isfinite(epsilon) and epsilon > 0):
+        raise InvalidInput(f"epsilon must be a positive number, got {epsilon!r}; values between 0.1 and 10 are usual.")
+    if not (isinstance(delta, int | float | np.number) and np.isfinite(delta) and 0 < delta < 1):
+        raise InvalidInput(f"delta must lie strictly between 0 and 1, got {delta!r}; take it well below 1/n.")
+
+
+def make_plan(
+    study: Study,
+    *,
+    n: int,
+    epsilon: float,
+    delta: float,
+    kernel: str = "auto",
+    chains: int = 4,
+    guess: Mapping[str, Any] | None = None,
+    example: Mapping[str, Any] | None = None,
+    max_iterations: int | None = None,
+    pilot_share: float | None = None,
+    mu: float | None = None,
+) -> Plan:
+    """Plan from public quantities alone; `mu`, if given, is what the budget is worth (that of several owners together)."""
+    mu = budget_mu(epsilon, delta) if mu is None else mu
+    max_iterations = iteration_limit(study, max_iterations)
+    check_counts(n, chains, max_iterations, kernel, pilot_fraction(study, pilot_share))
+    with jax.enable_x64(True):
+        centre, origin = _centre(study.model, guess)
+        picture = forecast.assumed_picture(study.model, study.domain, n, centre, example, origin)
+    made_up = (
+        "records uniform over the domain" if study.model.sample_records is None else "records drawn from the family"
+    )
+    source = "public example records" if example is not None else made_up
+    assumptions = (f"theta near {origin}", source, "a posterior close to normal")
+    counts: dict[str, Any] = {"n": n, "epsilon": epsilon, "delta": delta, "kernel": kernel, "chains": chains}
+    share = pilot_fraction(study, pilot_share)
+    if pilot_share is None and (near := _near(study, kernel)) is not None:
+        share = _best_share(study, near, picture, mu, chains, max_iterations)
+    plan = _assemble(
+        study, _after_pilot(study, picture, mu, share), assumptions, mu, 1 - share,
+        max_iterations=max_iterations, pilot_share=share, **counts,
+    )  # fmt: skip
+    if plan.kernel != Langevin.name and pilot_share is None and share != PILOT_SHARE and not study.natural:
+        plan = _assemble(
+            study, picture, assumptions, mu, 1 - PILOT_SHARE, max_iterations=max_iterations, pilot_share=PILOT_SHARE,
+            **counts,
+        )  # fmt: skip
+    return plan
+
+
+def _best_share(
+    study: Study, near: tuple[Reference, Model], picture: forecast.Picture, mu: float, chains: int, max_iterations: int
+) -> float:
+    """The pilot's share with the best forecast for Langevin: a better centre makes the second query cheaper."""
+
+    def ess(share: float) -> float:
+        seen, left = _after_pilot(study, picture, mu, share), mu * (1 - share) ** 0.5
+        with jax.enable_x64(True):
+            return forecast.choose_reference(*near, seen, left, chains=chains, max_iterations=max_iterations).ess
+
+    try:
+        return max(PILOT_SHARES, key=ess)
+    except Unsupported:
+        return PILOT_SHARE
+
+
+def _after_pilot(study: Study, picture: forecast.Picture, mu: float, share: float) -> forecast.Picture:
+    """The picture with the error that a pilot of this share will leave in its centre."""
+    if study.near is None or study.natural or share == 0 or not study.near.possible:
+        return picture
+    with jax.enable_x64(True):
+        limit = forecast.limit_ess(study.model, study.domain, picture, mu, study.near)
+    return replace(picture, error=(PLACING * share * limit) ** -0.5)
+
+
+def replan(
+    plan: Plan,
+    study: Study,
+    picture: forecast.Picture,
+    share_left: float,
+    *,
+    kernel: str,
+    max_iterations: int | None,
+) -> Plan:
+    """Plan again with what the pilot found, for the share of the budget that is left."""
+    assumptions = (picture.origin, "a posterior close to normal")
+    return _assemble(
+        study, picture, assumptions, plan.mu, share_left,
+        n=plan.n, epsilon=plan.epsilon, delta=plan.delta, kernel=kernel, chains=plan.chains,
+        max_iterations=iteration_limit(study, max_iterations), pilot_share=0.0,
+    )  # fmt: skip
+
+
+def uses_langevin(study: Study, kernel: str) -> bool:
+    """Whether the chain will be Langevin: asked for, or the first choice where the study is made for it."""
+    return study.natural and kernel in ("auto", Langevin.name)
+
+
+def knows_information(study: Study) -> bool:
+    """Whether the information at a parameter needs no data: a family whose statistic has a law of its own."""
+    return study.family is not None and study.family.regular and study.bounds.statistic
+
+
+def pilot_fraction(study: Study, asked: float | None) -> float:
+    """Share of the budget for the pilot."""
+    if asked is not None:
+        return asked
+    return FAMILY_PILOT_SHARE if knows_information(study) else PILOT_SHARE
+
+
+def iteration_limit(study: Study, asked: int | None) -> int:
+    """Steps per chain at the most."""
+    if asked is not None:
+        return asked
+    return MAX_FAMILY_ITERATIONS if study.bounds.statistic else MAX_ITERATIONS
+
+
+def _assemble(
+    study: Study,
+    picture: forecast.Picture,
+    assumptions: tuple[str, ...],
+    mu: float,
+    share: float,
+    *,
+    kernel: str,
+    chains: int,
+    max_iterations: int,
+    n: int,
+    epsilon: float,
+    delta: float,
+    pilot_share: float,
+) -> Plan:
+    with jax.enable_x64(True):
+        left = mu * share**0.5
+        if study.family is not None and uses_langevin(study, kernel):
+            choices = [
+                forecast.choose_langevin(
+                    study.family, study.model, n, picture, left, chains=chains, max_iterations=max_iterations
+                )
+            ]
+        else:
+            choices = forecast.choose(
+                study.bounds.range, picture, left, kernel=kernel, chains=chains, max_iterations=max_iterations,
+                near=_near(study, kernel),
+            )  # fmt: skip
+        if study.family is not None and knows_information(study):
+            limit = forecast.family_limit_ess(study.family, study.model, picture, mu)
+        else:
+            limit = forecast.limit_ess(study.model, study.domain, picture, mu, study.near)
+    choice, considered = choices[0], tuple((c.kernel, c.ess / limit) for c in choices)
+    return Plan(
+        kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=chains, n=n,
+        epsilon=float(epsilon), delta=float(delta), mu=mu, pilot_share=pilot_share, forecast_ess=choice.ess,
+        limit_ess=limit, assumptions=assumptions, picture=picture, matrix=choice.matrix, family=study.family is not None,
+        considered=considered,
+    )  # fmt: skip
+
+
+def _near(study: Study, kernel: str) -> tuple[Reference, Model] | None:
+    """What Langevin around a reference point needs, where it comes into question."""
+    if study.near is None or kernel not in ("auto", Langevin.name):
+        return None
+    return (study.near, study.model) if kernel == Langevin.name or study.near.possible else None
+
+
+def check_counts(n: int, chains: int, max_iterations: int, kernel: str, pilot_share: float) -> None:
+    """Refuse counts and names that no plan can be made for."""
+    if not (isinstance(n, int | np.integer) and n >= 2):
+        raise InvalidInput(f"n must be a whole number of at least two records, got {n!r}.")
+    if not (isinstance(chains, int | np.integer) and chains >= 1):
+        raise InvalidInput(f"chains must be a whole number of at least one, got {chains!r}.")
+    if not (isinstance(max_iterations, int | np.integer) and 1 <= max_iterations * chains <= MAX_RELEASES // 2):
+        raise InvalidInput(
+            f"max_iterations must lie between 1 and {MAX_RELEASES // 2 // chains:,} for {chains} chains, got {max_iterations!r}."
+        )
+    if kernel not in KERNEL_NAMES:
+        raise InvalidInput(f"kernel must be one of {', '.join(KERNEL_NAMES)}, got {kernel!r}.")
+    if not 0 <= pilot_share < 1:
+        raise InvalidInput(f"pilot_share must lie in [0, 1), got {pilot_share!r}.")
+
+
+def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, str]:
+    draws = compiled.prior_draws(model)
+    # Log-densities may have a kink at round values such as zero, where a derivative is only formally defined.
+    nudge = 1e-4 * np.std(draws, axis=0)
+    if guess is not None:
+        return np.asarray(model.unconstrain(guess), dtype=np.float64) + nudge, "the guess given"
+    return np.median(draws, axis=0) + nudge, "the prior's median"

@@ -1,0 +1,75 @@
+"""Made-up records: what a plan may look at before anything was paid for.
+
+Covariates are drawn from the domain, uniformly; outcomes from the model at a public parameter, clamped to their domain.
+They stand in for records that nobody may see, so every figure that rests on them is a stated assumption.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.domain import Domain
+from sfumato.model import Model
+from sfumato.model.from_numpyro import as_model_input
+from sfumato.planner import compiled
+
+Array: TypeAlias = Any
+Batch: TypeAlias = dict[str, np.ndarray]
+
+SIZE = 2048
+"""Made-up records in a batch: always as many, so that nothing is compiled twice."""
+
+
+def uniform(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size: int = SIZE, seed: int = 0) -> Batch:
+    """Draw records from the model at theta; or, where it cannot, covariates from the domain and outcomes from the model."""
+    if model.sample_records is not None:
+        return model.sample_records(jnp.asarray(theta), jax.random.key(seed), size)
+    rng = np.random.default_rng(seed)
+    batch = {name: as_model_input(d, d.sample(rng, size)) for name, d in domain.items()}
+    return with_outcomes(model, domain, theta, batch, seed)
+
+
+def extreme(domain: Mapping[str, Domain], size: int = SIZE, seed: int = 0) -> Batch:
+    """Corner records: extreme points of each column's domain, in all combinations the draw happens to hit."""
+    rng = np.random.default_rng(seed)
+    return {name: as_model_input(d, d.extremes(rng, size)) for name, d in domain.items()}
+
+
+def with_outcomes(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, batch: Batch, seed: int = 0) -> Batch:
+    """Replace the observed columns by draws from the model at theta, where they can be told from the covariates."""
+    outcomes = observed_columns(model, theta, batch)
+    if not outcomes or model.observations is None:
+        return batch
+    size = len(next(iter(batch.values())))
+    drawn = compiled.outcomes(model)(jnp.asarray(theta), jax.random.split(jax.random.key(seed), size), batch)
+    out = dict(batch)
+    for name, position in outcomes.items():
+        column = domain[name]
+        values = np.nan_to_num(np.asarray(drawn[position], dtype=np.float64).reshape(size, *column.shape))
+        out[name] = as_model_input(column, column.clamp(values))
+    return out
+
+
+def observed_columns(model: Model, theta: np.ndarray, batch: Batch) -> dict[str, int]:
+    """Columns that are an observed site's value as they stand, with the position of that site among the factors."""
+    if model.observations is None:
+        return {}
+    values_at = compiled.observed_values(model)
+    record = {name: values[0] for name, values in batch.items()}
+    found: dict[str, int] = {}
+    for position, value in enumerate(values_at(jnp.asarray(theta), record)):
+        for name, given in record.items():
+            # Two columns may hold equal numbers by chance: the observed one is the one it moves with.
+            moved = record | {name: given + np.asarray(1, np.asarray(given).dtype)}
+            followed = values_at(jnp.asarray(theta), moved)[position]
+            if _same(value, given) and _same(followed, moved[name]):
+                found[name] = position
+    return found
+
+
+def _same(value: Array, column: Array) -> bool:
+    value = np.squeeze(np.asarray(value), 0)
+    return value.shape == np.shape(column) and bool(np.array_equal(value, column))

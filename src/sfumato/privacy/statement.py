@@ -1,0 +1,92 @@
+"""The privacy statement: what was promised, to whom, under which conditions, as data and as a paragraph."""
+
+from dataclasses import asdict, dataclass
+from math import exp
+from typing import Any
+
+from sfumato.privacy import composition
+
+NEIGHBOURS = "one record replaced by any other record of the domain; the number of records is public"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The guarantee of a run.
+
+    Attributes
+    ----------
+    epsilon, delta
+        The guarantee: that of the cap fixed before the first answer, however the run ended.
+    mu, rho
+        The same cap as Gaussian DP and as zCDP (rho = mu^2/2).
+    releases
+        Numbers that left the vault.
+    spent_mu
+        Root of the sum of squares realised: bookkeeping under the cap, never a guarantee.
+    lattice_slack
+        Share of delta that pays for the noise being discrete (already inside delta).
+    sensitivity
+        How the sensitivity of each answer is known.
+    exact
+        Whether the draws come from the exact posterior, in one sentence.
+    shared_ledger
+        Whether a ledger guards other runs on the same records too.
+    owner
+        Whose promise it is, where there are several.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float
+    releases: int
+    spent_mu: float
+    n: int
+    lattice_slack: float
+    sensitivity: str
+    exact: str
+    precision: str
+    shared_ledger: bool
+    neighbours: str = NEIGHBOURS
+    owner: str = ""
+
+    @property
+    def rho(self) -> float:
+        """The cap as zero-concentrated DP."""
+        return self.mu**2 / 2
+
+    @property
+    def paper_epsilon(self) -> float:
+        """What the paper's advanced composition (unsimplified) would say of as many equal releases under this cap."""
+        return float(composition.paper_epsilon(self.mu, max(self.releases, 1), self.delta))
+
+    def _careless(self) -> str:
+        """A delta of 1/n or more is met by giving one person's record away: the statement must not look like a promise."""
+        if self.delta * self.n < 1:
+            return ""
+        return f" WARNING: delta is not below 1/n = {1 / self.n:.2g}; such a guarantee allows a whole record to be published."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self) | {"rho": self.rho, "paper_epsilon": self.paper_epsilon}
+
+    def __str__(self) -> str:
+        scope = (
+            "A ledger shared with other runs on these records guards the sum of them all."
+            if self.shared_ledger
+            else "This accounts for this run alone: other releases from the same records add to it (their mu squared add up)."
+        )
+        paper = self.paper_epsilon
+        beside = f"{paper:.3g}" if paper < float("inf") else "no finite value"
+        return (
+            f"Everything this run released ({self.releases:,} noisy numbers, and with them every draw) satisfies "
+            f"({self.epsilon:g}, {self.delta:g})-differential privacy with respect to {self.neighbours}. In plain words: "
+            f"also for someone who knows all of the {self.n:,} records but one, nothing they could see becomes more than "
+            f"e^{self.epsilon:g} = {exp(self.epsilon):.3g} times as likely through what that one record says, up to a "
+            f"probability of {self.delta:g}.{self._careless()} The guarantee is that of a cap fixed in advance "
+            f"(Gaussian DP with mu = {self.mu:.4g}, zCDP with rho = {self.rho:.4g}); "
+            f"of this cap mu = {self.spent_mu:.4g} was used, which is bookkeeping and not a smaller "
+            f"epsilon. {scope} The noise is discrete Gaussian from the operating system's entropy, and delta includes "
+            f"{self.lattice_slack:.1e} for its lattice. {self.sensitivity} {self.exact} Records were evaluated in "
+            f"{self.precision}. The paper's own route (advanced composition) would state epsilon = {beside} for the same "
+            "releases."
+        )

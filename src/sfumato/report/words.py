@@ -1,0 +1,87 @@
+"""The promise in plain words: for a nurse, a lawyer, a member of the public."""
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sfumato.privacy.joint import JointStatement
+    from sfumato.privacy.statement import Statement
+    from sfumato.run import Run
+
+
+def promise(privacy: "Statement | JointStatement") -> list[str]:
+    """Say what anyone in the data may rely on, in a few short paragraphs."""
+    return [
+        (
+            f"The numbers on this page were learnt from the records of {privacy.n:,} people. No record left the "
+            f"place where it is kept. What left were {privacy.releases:,} answers, each blurred by random noise "
+            "before anyone saw it."
+        ),
+        (
+            "Whoever reads this page, or has all of those answers, or even knows every other record, can tell "
+            f"{_more(privacy.epsilon)} about any one person than if somebody else's record had stood in that place. Nothing "
+            f"that could have come out became more than {_factor(privacy.epsilon)} times as likely because of that person "
+            f"(epsilon = {privacy.epsilon:g}), give or take {_one_in(privacy.delta)} (delta = {privacy.delta:g}). Roughly: "
+            f"{_suspicion(privacy.epsilon)}.{_careless(privacy.delta, privacy.n)}"
+        ),
+        (
+            "What can be learnt is what holds for the group as a whole. That is what the study is for, and it would "
+            "have come out nearly the same without any one of these people."
+        ),
+        _scope(privacy),
+    ]
+
+
+def _more(epsilon: float) -> str:
+    """How much more can be told about a person: the word follows epsilon."""
+    for bound, words in ((0.5, "hardly more"), (1.5, "only a little more"), (3.0, "somewhat more")):
+        if epsilon <= bound:
+            return words
+    return "a good deal more (this is a weak promise)"
+
+
+def _careless(delta: float, n: int) -> str:
+    if delta * n < 1:
+        return ""
+    return (
+        f" A warning: delta is not below one in {n:,}, the number of people, so this promise would allow one of them to be "
+        "given away entirely."
+    )
+
+
+def _factor(epsilon: float) -> str:
+    return f"{math.exp(min(epsilon, 700)):.3g}"
+
+
+def _suspicion(epsilon: float) -> str:
+    share = 1 / (1 + math.exp(-epsilon))
+    text = f"{share:.0%} at the most" if share < 0.99 else "more than 99%"
+    return f"a suspicion about somebody that stood at 50% before may rise to {text}"
+
+
+def _one_in(delta: float) -> str:
+    return f"1 in {1 / delta:,.0f}" if delta < 0.01 else f"{delta:.0%}"
+
+
+def _scope(privacy: "Statement | JointStatement") -> str:
+    if privacy.shared_ledger:
+        return (
+            "A ledger keeps the sum of everything that is released from these records, by this study and by others, "
+            "under a cap that was fixed in advance."
+        )
+    return (
+        "This counts this study alone. Other publications from the same records add to what can be learnt, and "
+        "somebody with several records among them is protected less."
+    )
+
+
+def ending(run: "Run") -> str:
+    """Why the run stopped."""
+    whose = f" of {run.stop_owner}" if run.stop_owner else ""
+    return {
+        "FINISHED": "It ended because all planned iterations were drawn.",
+        "BUDGET_SPENT": f"It ended, as planned, when the privacy budget{whose} was spent.",
+        "INTERRUPTED": "It was interrupted. The draws are valid; there are fewer of them than planned.",
+        "OWNER_LOST": f"It ended because {run.stop_owner or 'an owner'} no longer answered. The draws are valid; there are "
+        "fewer of them than planned.",
+    }[run.stop_reason.name]

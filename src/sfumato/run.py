@@ -1,0 +1,178 @@
+"""A finished (or interrupted) run: draws, the adversary's view, and the promise that covers both."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.errors import CheckpointError, InvalidInput
+from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
+from sfumato.privacy.statement import Statement
+
+FORMAT = 1
+
+
+class StopReason(StrEnum):
+    """Why a run ended. Each is an ordinary ending, and the guarantee is the same for all of them."""
+
+    FINISHED = "finished"
+    BUDGET_SPENT = "budget spent"
+    INTERRUPTED = "interrupted"
+    OWNER_LOST = "owner lost"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `sfumato.sample` gives back. Everything in it is released: it may be published as it stands.
+
+    Attributes
+    ----------
+    draws
+        {site: array (chain, draw, ...)} in each site's own support.
+    transcript
+        theta, theta_prop (unconstrained), d_n_noisy, sigma, sensitivity, mu_squared (what the step cost), accepted: arrays
+        (chain, draw, ...). A step that was not asked (outside the prior's support) has d_n_noisy = NaN and sensitivity 0.
+        Langevin in a family's natural parameter: theta is that parameter, t_noisy the noisy whitened statistic of each
+        proposal, d_n_noisy the noisy correction.
+    privacy
+        The statement.
+    stop_reason
+        FINISHED, BUDGET_SPENT, INTERRUPTED or OWNER_LOST.
+    stop_owner
+        Of several owners, the one whose budget ended or who did not answer any more; else empty.
+    plan, pilot
+        What was planned (as plain values), and every release of the pilot (or the copies a bundle's start used).
+    family
+        The exponential family, if the model is one; not saved to files.
+    """
+
+    draws: Mapping[str, np.ndarray]
+    transcript: Mapping[str, np.ndarray]
+    privacy: Statement | JointStatement
+    stop_reason: StopReason
+    plan: Mapping[str, Any]
+    pilot: Mapping[str, Any]
+    coordinates: tuple[str, ...]
+    seed: int
+    waited_share: float = field(default=0.0)
+    family: Any = field(default=None, repr=False)
+    stop_owner: str = ""
+
+    @property
+    def iterations(self) -> int:
+        """Steps per chain."""
+        return int(self.transcript["accepted"].shape[1])
+
+    @property
+    def acceptance(self) -> float:
+        """Share of accepted steps."""
+        return float(np.mean(self.transcript["accepted"])) if self.iterations else float("nan")
+
+    def to_arviz(self) -> Any:
+        """ArviZ InferenceData: posterior, sample_stats, and the statement in its attributes."""
+        import arviz
+
+        stats = {name: self.transcript[name] for name in ("sigma", "sensitivity", "accepted", "d_n_noisy")}
+        stats["spent"] = np.cumsum(self.transcript["mu_squared"], axis=1)
+        attributes: dict[str, Any] = {
+            "privacy": str(self.privacy),
+            "stop_reason": self.stop_reason.value,
+            "inference_library": "sfumato",
+            "epsilon": self.privacy.epsilon,
+            "delta": self.privacy.delta,
+            "mu": self.privacy.mu,
+        }
+        return arviz.from_dict(posterior=dict(self.draws), sample_stats=stats, attrs=attributes)
+
+    def summary(self) -> Any:
+        """ArviZ summary table: mean, sd, interval, Monte Carlo error, ESS and R-hat."""
+        import warnings
+
+        import arviz
+
+        with warnings.catch_warnings():
+            # Short or single chains have no R-hat: the table shows NaN, which says it.
+            warnings.simplefilter("ignore")
+            return arviz.summary(self.to_arviz(), round_to=None)
+
+    def noise_aware(self, family: Any = None, **options: Any) -> Any:
+        """Posterior given everything released, by normal approximation, for exponential families.
+
+        Calibrated where the budget is too small for the chain to mix; not independent evidence to pool with the chain. A
+        run that was loaded from a file needs `family=`. See `sfumato.noise_aware.from_run`.
+        """
+        from sfumato.noise_aware import from_run
+
+        found = family if family is not None else self.family
+        if found is None:
+            raise InvalidInput(
+                "the noise-aware posterior needs an exponential family; pass family=sf.families.Bernoulli() or so."
+            )
+        return from_run(self, found, **options)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the HTML report."""
+        from sfumato.report import write_report
+
+        return write_report(self, Path(path))
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything to one file (NumPy .npz with a JSON header; no pickles)."""
+        path = Path(path)
+        arrays = {f"draws/{k}": v for k, v in self.draws.items()} | {
+            f"transcript/{k}": v for k, v in self.transcript.items()
+        }
+        with path.open("wb") as file:
+            np.savez_compressed(file, header=np.array(json.dumps(self._header())), **arrays)  # type: ignore[arg-type]
+        return path
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "privacy": plain_fields(self.privacy),
+            "stop_reason": self.stop_reason.name,
+            "plan": dict(self.plan),
+            "pilot": dict(self.pilot),
+            "coordinates": list(self.coordinates),
+            "seed": self.seed,
+            "waited_share": self.waited_share,
+            "stop_owner": self.stop_owner,
+        }
+
+    def __repr__(self) -> str:
+        chains = self.transcript["accepted"].shape[0]
+        return (
+            f"<Run {chains} x {self.iterations} draws of {', '.join(self.draws)}; epsilon={self.privacy.epsilon:g}, "
+            f"delta={self.privacy.delta:g}; {self.stop_reason.value}>"
+        )
+
+
+def load(path: str | Path) -> Run:
+    """Read a run that `Run.save` wrote."""
+    path = Path(path)
+    if not path.exists():
+        raise InvalidInput(f"no saved run at {path}; give a file that Run.save wrote.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            arrays = {name: file[name] for name in file.files if name != "header"}
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path.name} is not a run that Run.save wrote ({type(error).__name__}).") from None
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{path.name} has format {header.get('format')}, this version reads {FORMAT}.")
+    return Run(
+        draws={k.removeprefix("draws/"): v for k, v in arrays.items() if k.startswith("draws/")},
+        transcript={k.removeprefix("transcript/"): v for k, v in arrays.items() if k.startswith("transcript/")},
+        privacy=from_fields(header["privacy"]),
+        stop_reason=StopReason[header["stop_reason"]],
+        plan=header["plan"],
+        pilot=header["pilot"],
+        coordinates=tuple(header["coordinates"]),
+        seed=header["seed"],
+        waited_share=header["waited_share"],
+        stop_owner=header.get("stop_owner", ""),
+    )

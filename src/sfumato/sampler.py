@@ -1,0 +1,636 @@
+"""The loop: plan, pilot, chunks, endings.
+
+The loop fetches and never computes; the kernel computes and never fetches; the vault alone reads records, and pays
+before it speaks. Each chunk is made durable (if there is a checkpoint) before its unspent reservation is given back.
+"""
+
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.access.base import Access
+from sfumato.access.local import Opened, check_room, open_vault
+from sfumato.checkpoint import Checkpoint, Saved
+from sfumato.domain import Domain
+from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak
+from sfumato.families.base import Family
+from sfumato.families.langevin import public_part
+from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
+from sfumato.model import Model
+from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot
+from sfumato.planner.forecast import Picture, reference_kernel
+from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
+from sfumato.planner.plan import iteration_limit, knows_information
+from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.privacy.joint import JointStatement
+from sfumato.privacy.statement import Statement
+from sfumato.progress import Tick, ticker
+from sfumato.run import Run, StopReason
+from sfumato.sensitivity import Range
+from sfumato.study import Study, make_study
+from sfumato.vault.ledger import Block, Ledger
+
+FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted")
+_CHUNK_TERMS = 40_000_000  # record evaluations per compiled call: a fraction of a second, so that progress moves
+_HEADROOM = 1.2  # reserved over expected cost of a chunk: rarely a second reservation, little to forfeit in a crash
+
+
+@dataclass
+class Chain:
+    """A run under way: what has been released so far."""
+
+    study: Study
+    plan: Plan
+    kernel: Kernel | Langevin
+    stream: PublicStream
+    states: State
+    parts: list[dict[str, np.ndarray]] = field(default_factory=list)
+    steps: int = 0
+    releases: int = 0
+    spent: int = 0
+    pilot: dict[str, Any] = field(default_factory=dict)
+    stop_owner: str = ""
+
+
+def sample(
+    model: Model | Family | Callable[..., Any],
+    data: Any,
+    *,
+    domain: Mapping[str, Domain] | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    kernel: str = "auto",
+    sensitivity: Any = "certify",
+    outside: str = "refuse",
+    chains: int = 4,
+    seed: int | None = None,
+    ledger: Ledger | None = None,
+    checkpoint: str | Path | None = None,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    guess: Mapping[str, Any] | None = None,
+    example: Mapping[str, Any] | None = None,
+    iterations: int | None = None,
+    max_iterations: int | None = None,
+    pilot_share: float | None = None,
+    precision: str = "float64",
+    force: bool = False,
+    progress: bool | Tick | None = None,
+) -> Run:
+    """Draw from the exact posterior under (epsilon, delta)-differential privacy.
+
+    Parameters
+    ----------
+    model
+        A NumPyro model function whose arguments are the columns, a `Model`, or a family such as `families.Bernoulli()`.
+    data
+        Dict of arrays, DataFrame, or path of a Parquet or CSV file. Or a `Bundle`, or a list of them, one per owner: then
+        the model is their family, and everything about records and budget was settled when they were released. Or a list
+        of owners, each private against all the others: `Owner` (records in this process), what `connect` gives, bundles,
+        in any mix; or one of them.
+    domain
+        The set each column's values live in: public, declared by the owner. A family brings its own.
+    epsilon, delta
+        The guarantee for everything this run releases. The owner must choose; only a bundle has its own.
+    kernel
+        "auto", "guided", "componentwise", "random-walk" or "langevin".
+    sensitivity
+        "certify", or `Clip`, `Lipschitz`, `Range`.
+    outside
+        "refuse" or "clamp": what happens to records outside the domain.
+    chains, seed
+        The seed drives proposals and decisions only; noise is never seedable.
+    ledger
+        A budget shared by many runs on the same records.
+    checkpoint
+        A folder: every chunk is durable, and `resume` goes on after any crash.
+    columns
+        Which raw columns of a table make up each name.
+    guess, example
+        Public knowledge for planning: a parameter value; made-up or public records that look like the private ones.
+    iterations
+        Steps per chain at the most (with `max_iterations`, which the plan respects too); otherwise until the budget is
+        spent.
+    pilot_share
+        Share of the budget for the pilot (a tenth; less for Langevin on a family); 0 starts at the guess with what made-up
+        records say about scale.
+    precision
+        "float64" or "float32" evaluation of records.
+    force
+        Sample even if the plan says that the chain cannot mix.
+    progress
+        None: a bar on a terminal; True or False; or a function (done, expected, text).
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    PlanTooWeak
+        Before anything is spent, or after the pilot (which has then been paid for).
+    """
+    from sfumato.algorithm3 import as_bundles, sample_bundles
+    from sfumato.consortium import Wishes, as_owners, sample_owners
+
+    if (owners := as_owners(data, epsilon, delta, ledger, outside, columns, precision)) is not None:
+        wishes = Wishes(
+            kernel=kernel, sensitivity=sensitivity, chains=chains, seed=seed, guess=guess, example=example,
+            iterations=iterations, max_iterations=max_iterations, pilot_share=pilot_share, force=force,
+        )  # fmt: skip
+        return sample_owners(model, owners, domain, wishes, checkpoint=checkpoint, progress=progress)
+    if (bundles := as_bundles(data)) is not None:
+        _refuse_with_bundles({"epsilon": epsilon, "delta": delta, "ledger": ledger, "checkpoint": checkpoint})
+        return sample_bundles(
+            model, bundles, kernel=kernel, chains=chains, seed=seed, guess=guess,
+            iterations=max_iterations if iterations is None else iterations,
+            pilot_share=0.1 if pilot_share is None else pilot_share, force=force, progress=progress,
+        )  # fmt: skip
+    if epsilon is None or delta is None:
+        raise InvalidInput("epsilon and delta must be given: the owner chooses the guarantee, there is no default.")
+    mu = budget_mu(epsilon, delta)
+    if ledger is not None:
+        check_room(ledger, mu, delta)
+    study = make_study(model, domain, sensitivity, kernel)
+    stream = PublicStream(seed, chains)
+    run_id = secrets.token_hex(8)
+    kept = Checkpoint(checkpoint) if checkpoint is not None else None
+    terms = _terms(model, study, run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside)
+    limit = iteration_limit(study, iterations or max_iterations)
+    terms |= {"limit": limit, "columns": dict(columns or {}), "own_ledger": ledger is None}
+    terms["sensitivity"] = _method(sensitivity)
+    if kept is not None:
+        kept.create(terms)
+    opened = open_vault(
+        study, data, mu=mu, run_id=run_id, ledger=ledger, ledger_path=kept and kept.ledger_path, outside=outside,
+        columns=columns, precision=precision,
+    )  # fmt: skip
+    with _closing(opened), ticker(progress) as tick:
+        plan = make_plan(
+            study, n=opened.vault.n, epsilon=epsilon, delta=delta, kernel=kernel,
+            chains=chains, guess=guess, example=example, max_iterations=limit,
+            pilot_share=pilot_share,
+        )  # fmt: skip
+        if not force:
+            plan.refuse_if_weak()
+        plan, pilot = _pilot(study, plan, opened, plan.pilot_share, kernel, limit, tick)
+        if kept is not None:
+            kept.update_terms(plan=_plan_terms(plan), pilot=pilot)
+        if not force:
+            _refuse_after_pilot(plan, pilot)
+        chain = _start(study, plan, stream, pilot)
+        return _finish(chain, opened, terms, kept, tick)
+
+
+def resume(
+    folder: str | Path,
+    data: Any,
+    *,
+    model: Model | Family | Callable[..., Any] | None = None,
+    ledger: Ledger | None = None,
+    sensitivity: Any = "certify",
+    progress: bool | Tick | None = None,
+) -> Run:
+    """Go on with a run that was killed, interrupted, or stopped by a full disk.
+
+    Parameters
+    ----------
+    folder
+        The checkpoint folder.
+    data
+        The same records (checked by a keyed digest that stays on this machine's private side).
+    model
+        The same model; may be left out if it can be imported by the name it was defined under.
+    ledger
+        The same ledger, if the run was started with one.
+    """
+    kept = Checkpoint(folder)
+    terms = kept.terms()
+    if "owners" in terms:
+        from sfumato.consortium import resume_owners
+
+        return resume_owners(kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, progress=progress)
+    if "plan" not in terms:
+        raise CheckpointError(
+            f"{kept.folder} stopped before the pilot was done: there is no chain to go on with. Start a new run; what the "
+            "pilot spent stays in the ledger."
+        )
+    if (ledger is None) != terms["own_ledger"]:
+        raise InvalidInput("a run must be resumed with the ledger it was started with: pass ledger= as then.")
+    if _method(sensitivity) != terms.get("sensitivity", "certify"):
+        raise InvalidInput(
+            f"a run must be resumed with the sensitivity it was started with, {terms['sensitivity']}; pass the same "
+            "sensitivity=."
+        )
+    from sfumato.domain import from_dict
+
+    domain = {name: from_dict(spec) for name, spec in terms["domain"].items()}
+    study = make_study(model if model is not None else _find_model(terms), domain, sensitivity, terms["kernel"])
+    if study.model.fingerprint() != terms["model"]:
+        raise CheckpointError("the model is not the one the run was started with; pass the same model=.")
+    stream = PublicStream(terms["seed"], terms["chains"])
+    opened = open_vault(
+        study, data, mu=terms["mu"], run_id=terms["run_id"], ledger=ledger, ledger_path=kept.ledger_path,
+        outside=terms["outside"], columns=terms["columns"] or None, precision=terms["precision"], resuming=True,
+    )  # fmt: skip
+    with _closing(opened), ticker(progress) as tick:
+        chain = _start(study, _plan_from(terms), stream, terms["pilot"])
+        _replay(chain, kept, opened)
+        return _finish(chain, opened, terms, kept, tick)
+
+
+def _refuse_with_bundles(given: Mapping[str, Any]) -> None:
+    stated = [name for name, value in given.items() if value is not None]
+    if stated:
+        raise InvalidInput(
+            f"a bundle's records and budget were settled when it was released; leave out {', '.join(stated)}. (A run on a "
+            "bundle needs no checkpoint: the same seed on the same file draws the same chain.)"
+        )
+
+
+# -- before the chain -------------------------------------------------------------------------------------------------
+
+
+def _pilot(
+    study: Study, plan: Plan, opened: Opened, share: float, kernel: str, max_iterations: int, tick: Tick
+) -> tuple[Plan, dict[str, Any]]:
+    """Spend the pilot's share, then plan again for what is left."""
+    if share == 0:
+        return plan, {"releases": [], "share": 0.0}
+    tick(0, plan.iterations, "pilot")
+    with jax.enable_x64(True):
+        found = run_pilot(
+            study.model,
+            study.domain,
+            plan.n,
+            plan.picture.centre,
+            share * plan.mu**2 * 0.999,
+            opened.vault.release,
+            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE,
+        )
+    left = opened.account.left / QUANTA_PER_UNIT / plan.mu**2
+    again = replan(plan, study, found.picture, left, kernel=kernel, max_iterations=max_iterations)
+    return again, {"releases": found.releases, "share": share, "last_move": found.last_move}
+
+
+def _refuse_after_pilot(plan: Plan, pilot: Mapping[str, Any]) -> None:
+    try:
+        plan.refuse_if_weak()
+    except PlanTooWeak as error:
+        raise PlanTooWeak(
+            f"{error} (The pilot was paid for: {pilot['share']:.0%} of the budget is spent.)", plan
+        ) from None
+
+
+def _build_kernel(study: Study, plan: Plan) -> Kernel | Langevin:
+    """The kernel of the plan; Langevin needs public functions of the model besides."""
+    if plan.kernel != Langevin.name:
+        return plan.build_kernel()
+    if study.family is not None:
+        return Langevin(plan.matrix, plan.step, public_part(study.family, study.model, plan.n))
+    with jax.enable_x64(True):
+        return reference_kernel(study.model, plan.picture, plan.matrix, plan.step)
+
+
+def _start(study: Study, plan: Plan, stream: PublicStream, pilot: Mapping[str, Any]) -> Chain:
+    """Starting states, one per chain, drawn from the picture of the posterior."""
+    kernel = _build_kernel(study, plan)
+    with jax.enable_x64(True):
+        theta = jnp.asarray(stream.starts(plan.picture.centre, plan.picture.covariance))
+        log_prior = jax.vmap(study.model.log_prior)(theta)
+        centre = jnp.broadcast_to(jnp.asarray(plan.picture.centre), theta.shape)
+        outside = ~jnp.isfinite(log_prior)[:, None]
+        theta = jnp.where(outside, centre, theta)
+        directions = jnp.asarray(stream.directions(plan.matrix.shape[1]))
+        pending = jnp.full(theta.shape, jnp.nan, theta.dtype) if isinstance(kernel, Langevin) else None
+        states = State(theta, jax.vmap(study.model.log_prior)(theta), directions, pending)
+    coordinates = sum(len(r["answer"]) for r in pilot["releases"])
+    return Chain(study, plan, kernel, stream, states, releases=coordinates, pilot=dict(pilot))
+
+
+# -- the chain --------------------------------------------------------------------------------------------------------
+
+
+def _finish(chain: Chain, opened: Opened, terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick) -> Run:
+    """Run to the end and wrap up; a checkpoint that cannot be written still hands over what was drawn."""
+    began = time.perf_counter()
+    try:
+        reason = _drive(chain, opened.vault, terms["limit"], kept, tick)
+    except CheckpointError as error:
+        error.run = _wrap(chain, terms, opened, StopReason.INTERRUPTED, 0.0)  # type: ignore[attr-defined]
+        raise
+    waited = opened.vault.waited / max(time.perf_counter() - began, 1e-9)
+    return _wrap(chain, terms, opened, reason, waited)
+
+
+def _drive(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick: Tick) -> StopReason:
+    """Chunk after chunk until the steps, the budget or the patience end."""
+    access.begin(chain.kernel, chain.plan.sigma, chain.states)
+    chains = chain.plan.chains
+    langevin = isinstance(chain.kernel, Langevin)
+    reference = isinstance(chain.kernel, ReferenceLangevin)
+    cheap = (langevin and not reference) or chain.study.bounds.statistic  # no pass over the records a step
+    size = 4096 if cheap else int(np.clip(_CHUNK_TERMS // (access.rows * chains), 32, 8192))
+    per_step, needed = _expected_cost(chain), 1
+    numbers = chains * (1 + (len(chain.kernel.matrix) if langevin else 0))
+    hard = min(limit, chain.steps + (MAX_RELEASES - chain.releases) // numbers)
+    with _interrupts() as interrupted:
+        while chain.steps < hard:
+            if interrupted():
+                return StopReason.INTERRUPTED
+            want = min(size, hard - chain.steps)
+            try:
+                chunk = access.chunk(
+                    chain.states,
+                    chain.stream.peek(chain.kernel, size),
+                    want,
+                    int(per_step * want * _HEADROOM) + 1,
+                    needed,
+                )
+            except (BudgetSpent, OwnerLost) as error:
+                chain.stop_owner = error.owner
+                return StopReason.BUDGET_SPENT if isinstance(error, BudgetSpent) else StopReason.OWNER_LOST
+            _keep(chain, chunk, kept)
+            chunk.settle()
+            needed = chunk.needed if chunk.steps < want else 1
+            if chunk.steps:
+                per_step = max(1.0, chunk.spent / chunk.steps)
+            expected = min(hard, chain.steps + int(access.left / max(per_step, 1)))
+            tick(chain.steps, expected, "sampling")
+    return StopReason.FINISHED
+
+
+def _expected_cost(chain: Chain) -> float:
+    """Quanta per step of all chains, from the plan."""
+    plan = chain.plan
+    return max(1.0, plan.mu**2 * QUANTA_PER_UNIT / max(plan.iterations, 1))
+
+
+def _keep(chain: Chain, chunk: Any, kept: Checkpoint | None) -> None:
+    part = {name: np.asarray(value) for name, value in chunk.transcript._asdict().items() if value is not None}
+    _count(chain, part, chunk.spent)
+    chain.states = chunk.states
+    chain.stream.consume(chunk.steps)
+    if kept is not None:
+        kept.add(Saved(part, chunk.states, chunk.spent, chunk.block.number, chunk.block.quanta))
+
+
+def _count(chain: Chain, part: dict[str, np.ndarray], spent: int) -> None:
+    """Add a part of the transcript, and what was released with it."""
+    chain.parts.append(part)
+    chain.steps += len(part["accepted"])
+    chain.spent += spent
+    chain.releases += int(np.sum(part["sensitivity"] > 0)) + (part["t_noisy"].size if "t_noisy" in part else 0)
+
+
+def _replay(chain: Chain, kept: Checkpoint, opened: Opened) -> None:
+    """Take up every durable chunk; settle the last one if the crash came between writing and settling."""
+    for saved in kept.read():
+        take_up(chain, saved)
+        Block(opened.account, saved.block, saved.reserved).settle(saved.spent)
+
+
+def take_up(chain: Chain, saved: Saved) -> None:
+    """Go on from one durable chunk."""
+    _count(chain, saved.transcript, saved.spent)
+    with jax.enable_x64(True):  # outside of it JAX would halve the precision of the state
+        chain.states = State(*(None if part is None else jnp.asarray(part) for part in saved.states))
+    chain.stream.skip(chain.kernel, len(saved.transcript["accepted"]))
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a request to stop after the chunk under way; a second one raises as usual."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# -- after the chain --------------------------------------------------------------------------------------------------
+
+
+def _wrap(chain: Chain, terms: Mapping[str, Any], opened: Opened, reason: StopReason, waited: float) -> Run:
+    bounds, plan = chain.study.bounds, chain.plan
+    transcript = join_parts(chain)
+    transcript["sigma"] = np.full_like(transcript["d_n_noisy"], plan.sigma)
+    transcript["mu_squared"] = (transcript["sensitivity"] / plan.sigma) ** 2 + _first_cost(chain)
+    statement = Statement(
+        epsilon=terms["epsilon"],
+        delta=terms["delta"],
+        mu=plan.mu,
+        releases=chain.releases,
+        spent_mu=float(np.sqrt(opened.account.spent / QUANTA_PER_UNIT)),
+        n=opened.vault.n,
+        lattice_slack=lattice_slack(terms["epsilon"]),
+        sensitivity=bounds.describe(),
+        exact=_exactness(chain),
+        precision=terms["precision"],
+        shared_ledger=not terms["own_ledger"],
+    )
+    return make_run(chain, transcript, statement, reason, waited, terms["outside"])
+
+
+def exactness(proven: bool) -> str:
+    """Whether the draws come from the exact posterior, in one sentence."""
+    if proven:
+        return "The draws come from the exact posterior of the stated model."
+    return "The draws are exact only as far as no record's term was cut; whether any was is not released."
+
+
+def join_parts(chain: Chain) -> dict[str, np.ndarray]:
+    """The transcript so far in one piece, arrays (chain, draw, ...)."""
+    parts = chain.parts or [{name: _blank(name, chain) for name in FIELDS}]
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.swapaxes(array, 0, 1) for name, array in joined.items()}
+
+
+def make_run(
+    chain: Chain, transcript: Mapping[str, np.ndarray], privacy: Statement | JointStatement, reason: StopReason,
+    waited: float, outside: str,
+) -> Run:  # fmt: skip
+    """A run from what was released."""
+    model = chain.study.model
+    with jax.enable_x64(True):
+        constrained = jax.jit(jax.vmap(jax.vmap(model.constrain)))(jnp.asarray(transcript["theta"]))
+        draws = {name: np.asarray(value) for name, value in constrained.items()}
+    return Run(
+        draws=draws,
+        transcript=transcript,
+        privacy=privacy,
+        stop_reason=reason,
+        plan=chain.plan.to_dict(),
+        pilot=chain.pilot | {"outside": outside},
+        coordinates=tuple(model.coordinate_names()),
+        seed=chain.stream.seed,
+        waited_share=waited,
+        family=chain.study.family,
+        stop_owner=chain.stop_owner,
+    )
+
+
+def _exactness(chain: Chain) -> str:
+    if isinstance(chain.kernel, ReferenceLangevin):
+        return (
+            "The draws come from the exact posterior of the stated model, restricted to parameters within "
+            f"{chain.kernel.trust:.1f} planned posterior standard deviations of the pilot's centre."
+        )
+    return exactness(chain.study.bounds.proven)
+
+
+def _first_cost(chain: Chain) -> float:
+    """Mu squared of the first query of a Langevin step; walks have none."""
+    kernel, study = chain.kernel, chain.study
+    if isinstance(kernel, ReferenceLangevin) and study.near is not None:
+        return (study.near.at(kernel.centre, kernel.matrix).gradients.diameter / kernel.proposal_sigma) ** 2
+    if not isinstance(kernel, Langevin) or study.family is None:
+        return 0.0
+    with jax.enable_x64(True):
+        return (float(study.family.whitened_diameter(jnp.asarray(kernel.matrix))) / kernel.proposal_sigma) ** 2
+
+
+def _blank(name: str, chain: Chain) -> np.ndarray:
+    shape = (0, chain.plan.chains, chain.study.model.dim) if name.startswith("theta") else (0, chain.plan.chains)
+    return np.zeros(shape, bool if name == "accepted" else float)
+
+
+@contextmanager
+def _closing(opened: Opened) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        opened.vault.close()
+        if opened.own_ledger is not None:
+            opened.own_ledger.close()
+
+
+# -- terms of a run, as they are written down -------------------------------------------------------------------------
+
+
+def _terms(
+    model: Any, study: Study, run_id: str, seed: int, epsilon: float, delta: float, mu: float, chains: int, kernel: str,
+    precision: str, outside: str,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "run_id": run_id,
+        "seed": seed,
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "mu": mu,
+        "chains": chains,
+        "kernel": kernel,
+        "precision": precision,
+        "outside": outside,
+        "model": study.model.fingerprint(),
+        "model_name": [getattr(model, "__module__", ""), getattr(model, "__qualname__", "")],
+        "domain": {name: column.to_dict() for name, column in study.domain.items()},
+    }
+
+
+def _method(sensitivity: Any) -> str:
+    """How the sensitivity is known, as a run's terms record it (of a user's own function, that it is one)."""
+    return (
+        sensitivity
+        if isinstance(sensitivity, str)
+        else type(sensitivity).__name__
+        if isinstance(sensitivity, Range)
+        else repr(sensitivity)
+    )
+
+
+def _plan_terms(plan: Plan) -> dict[str, Any]:
+    picture = {
+        "centre": plan.picture.centre.tolist(),
+        "covariance": plan.picture.covariance.tolist(),
+        "origin": plan.picture.origin,
+        "error": plan.picture.error,
+        "roughness": plan.picture.roughness,
+    }
+    return plan.to_dict() | {"picture": picture}
+
+
+def _plan_from(terms: Mapping[str, Any]) -> Plan:
+    raw = dict(terms["plan"])
+    picture = raw.pop("picture")
+    for derived in ("share_of_limit", "weak"):
+        raw.pop(derived)
+    raw["assumptions"], raw["owners"] = tuple(raw["assumptions"]), tuple(raw.get("owners", ()))
+    raw["matrix"] = np.array(raw["matrix"])
+    raw["considered"] = tuple((name, share) for name, share in raw["considered"])
+    centre, covariance = (np.array(picture[name]) for name in ("centre", "covariance"))
+    raw["picture"] = Picture(centre, covariance, picture["origin"], picture["error"], picture["roughness"])
+    return Plan(**raw)
+
+
+def _find_model(terms: Mapping[str, Any]) -> Any:
+    """Import the model by the name it was defined under."""
+    import importlib
+
+    module, name = terms["model_name"]
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        raise InvalidInput(f"the model {module}.{name} cannot be found by name; pass it as model=.") from None
+
+
+def plan(
+    model: Model | Family | Callable[..., Any],
+    owner: Any = None,
+    *,
+    n: int | None = None,
+    domain: Mapping[str, Domain] | None = None,
+    epsilon: float,
+    delta: float,
+    kernel: str = "auto",
+    sensitivity: Any = "certify",
+    chains: int = 4,
+    guess: Mapping[str, Any] | None = None,
+    example: Mapping[str, Any] | None = None,
+    max_iterations: int | None = None,
+    pilot_share: float | None = None,
+) -> Plan:
+    """Plan a study: what (epsilon, delta) will buy on n records. Spends nothing and sees no data.
+
+    `owner` is what `connect` gave: the number of records and the domain then come from there. See `sample` for the other
+    parameters.
+    """
+    if owner is not None:
+        if not (hasattr(owner, "study") and hasattr(owner, "door")):
+            raise InvalidInput(
+                f"a plan sees no data; give n= and domain=, or an owner from sf.connect. Got {type(owner).__name__}."
+            )
+        _, study, there = owner.study(model, domain, sensitivity, kernel)
+        if n not in (None, there):
+            raise InvalidInput(
+                f"n is the owner's to say, and {owner.name!r} has {there:,} records, not {n}; leave n= out."
+            )
+        n = there
+    elif n is None:
+        raise InvalidInput("a plan needs the number of records: n=..., or an owner from sf.connect.")
+    else:
+        study = make_study(model, domain, sensitivity, kernel)
+    return make_plan(
+        study, n=n, epsilon=epsilon, delta=delta, kernel=kernel, chains=chains,
+        guess=guess, example=example, max_iterations=max_iterations, pilot_share=pilot_share,
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""How far one record can move an answer: proven, clipped or declared ranges of its log-likelihood ratio."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sfumato.domain import Domain, check_record_domain
+from sfumato.errors import InvalidInput
+from sfumato.model import Model, from_numpyro
+from sfumato.sensitivity.bounds import Bounds
+from sfumato.sensitivity.certifier import certified
+from sfumato.sensitivity.methods import Clip, Lipschitz, Range
+
+__all__ = ["Bounds", "Clip", "Lipschitz", "Range", "bounds_for", "certify"]
+
+
+def bounds_for(model: Model, domain: Mapping[str, Domain], method: Any = "certify") -> Bounds:
+    """Build the range of one record's log ratio.
+
+    Parameters
+    ----------
+    model
+        What is inferred.
+    domain
+        Where each column of a record lives.
+    method
+        "certify", or an instance of `Clip`, `Lipschitz` or `Range`.
+
+    Returns
+    -------
+    Bounds
+        Its `range` is pure JAX and must be called in 64-bit mode.
+
+    Raises
+    ------
+    Unsupported
+        If the model uses an operation without a sound rule; `.primitive` names it.
+    """
+    checked = check_record_domain(domain)
+    with jax.enable_x64(True):
+        if method == "certify":
+            return certified(model, checked)
+        if isinstance(method, Clip | Lipschitz | Range):
+            return method.bounds(model)
+    raise InvalidInput(f"sensitivity must be 'certify', or sf.Clip, sf.Lipschitz or sf.Range; got {method!r}.")
+
+
+def certify(
+    model: Model | Callable[..., Any],
+    domain: Mapping[str, Domain],
+    theta: Mapping[str, Any],
+    theta_prop: Mapping[str, Any],
+) -> tuple[float, float]:
+    r"""Prove a range of one record's log-likelihood ratio.
+
+    .. math:: lo \le \log p(r\mid\theta') - \log p(r\mid\theta) \le hi\quad\text{for every record r of the domain.}
+
+    Parameters
+    ----------
+    model
+        A NumPyro model function or a `Model`.
+    domain
+        Where each column of a record lives.
+    theta, theta_prop
+        Values by site, in the sites' own supports.
+
+    Returns
+    -------
+    tuple
+        lo and hi; the sensitivity of the log ratio of a data set is hi - lo.
+    """
+    built = model if isinstance(model, Model) else from_numpyro(model, check_record_domain(domain))
+    bounds = bounds_for(built, domain, "certify")
+    with jax.enable_x64(True):
+        here, there = (built.unconstrain({k: jnp.asarray(v) for k, v in t.items()}) for t in (theta, theta_prop))
+        lo, hi = jax.jit(bounds.range)(here, there)
+    return float(lo), float(hi)

@@ -1,0 +1,72 @@
+"""What is proven about one record near a reference point: gradients apart by so much, scalars within such a range."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.domain import Domain
+from sfumato.errors import Unsupported
+from sfumato.model.base import Model
+from sfumato.sensitivity.gradients import GradientSet, gradient_set
+from sfumato.sensitivity.interval import Array
+from sfumato.sensitivity.remainder import Anchor, Remainder
+
+FINER = 8
+"""Cells for the gradients at the reference point, over those for the scalars of every step: they are looked at once."""
+
+
+class Proven(NamedTuple):
+    """Bounds at one reference point."""
+
+    anchor: Anchor
+    gradients: GradientSet
+
+
+class Reference:
+    """Proven bounds for Langevin around reference points of one model; built when first asked for.
+
+    Raises
+    ------
+    Unsupported
+        On first use, if the model has an operation without a proven second derivative.
+    """
+
+    def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
+        self._model, self._domain = model, domain
+
+    @cached_property
+    def remainder(self) -> Remainder:
+        """The bound of second-order scalars."""
+        with jax.enable_x64(True):
+            return Remainder(self._model, self._domain)
+
+    def check(self) -> None:
+        """Raise `Unsupported` now, if the model cannot be bounded."""
+        _ = self.remainder
+
+    @property
+    def possible(self) -> bool:
+        """Whether the model can be bounded at all."""
+        try:
+            self.check()
+        except Unsupported:
+            return False
+        return True
+
+    @cached_property
+    def _anchors(self) -> Any:
+        return jax.jit(lambda theta: (self.remainder.anchor(theta), self.remainder.anchor(theta, FINER)))
+
+    def at(self, centre: np.ndarray, matrix: np.ndarray) -> Proven:
+        """Prove what can be proven at a reference point."""
+        with jax.enable_x64(True):
+            coarse, fine = self._anchors(jnp.asarray(centre, jnp.float64))
+            return Proven(coarse, gradient_set(self.remainder, fine, np.asarray(matrix)))
+
+    def range(self, anchor: Anchor, theta: Array, theta_prop: Array, lag: Array) -> tuple[Array, Array]:
+        """Range of one record's second-order scalar; pure JAX, in 64-bit mode."""
+        return self.remainder.range(anchor, theta, theta_prop, lag)

@@ -1,0 +1,45 @@
+"""Rows and their sums, a block at a time, so that memory does not grow with n."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from jax import lax
+
+Array: TypeAlias = Any
+
+
+class Rows(NamedTuple):
+    """Records on the device: typed columns, and how many people each row stands for (None: one each)."""
+
+    columns: Mapping[str, Array]
+    counts: Array | None = None
+
+    @property
+    def number(self) -> int:
+        """How many rows there are."""
+        return len(next(iter(self.columns.values())))
+
+
+def add_up(terms: Array, rows: Rows, axis: int) -> Array:
+    """Sum of integer terms over rows (along `axis`), each as often as there are people behind it: exact in 64 bits."""
+    if rows.counts is None:
+        return terms.sum(axis=axis)
+    shape = [1] * terms.ndim
+    shape[axis] = -1
+    return (terms * rows.counts.reshape(shape)).sum(axis=axis)
+
+
+def sum_over_blocks(rows: Rows, block: int, block_sum: Callable[[Rows], Array], zero: Array) -> Array:
+    """Add `block_sum` of every block of rows to `zero`: whole blocks in a compiled loop, then the rest."""
+    whole = rows.number // block * block
+    total = zero
+    if whole:
+
+        def add(i: Array, total: Array) -> Array:
+            return total + block_sum(jax.tree.map(lambda v: lax.dynamic_slice_in_dim(v, i * block, block), rows))
+
+        total = lax.fori_loop(0, whole // block, add, total)
+    if whole < rows.number:
+        total = total + block_sum(jax.tree.map(lambda column: column[whole:], rows))
+    return total

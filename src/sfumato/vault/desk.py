@@ -1,0 +1,567 @@
+"""The desk: where an owner's answers are paid for and handed out, one round at a time.
+
+In process with one owner a chain is one compiled loop (`Vault.chunk`). Everywhere else (a node, several owners, a cluster) the
+analyst's own loop asks, and this counter answers. A known query id with the same content gets the stored bytes, for ever; the
+same id with another content is refused; anything new is paid for first. Budget is reserved in blocks of several rounds, one
+durable commit a block; what a crash leaves of a block is forfeited, never overspent.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sfumato.access.questions import (
+    LANGEVIN,
+    WALK,
+    Agreed,
+    Correction,
+    Question,
+    Ratio,
+    Release,
+    Remainder,
+    Reply,
+    Statistic,
+    Terms,
+    content_hash,
+    decode_reply,
+    encode,
+)
+from sfumato.errors import BudgetSpent, InvalidInput
+from sfumato.kernel import Langevin
+from sfumato.model import derivatives
+from sfumato.privacy.budget import MAX_RELEASES, QUANTA_PER_UNIT, cost_quanta
+from sfumato.study import Study
+from sfumato.vault import lattice, moments, reference
+from sfumato.vault.engine import Bend, Engine, Place, Spot
+from sfumato.vault.langevin import (
+    LangevinQuestion,
+    coordinate_ranges,
+    exact_scalar,
+    scalar_quanta,
+    scalar_width,
+)
+from sfumato.vault.ledger import Account, Block, JournalledAccount
+from sfumato.vault.noise import NoisePool, Source, source_for
+
+ROUNDS_PER_BLOCK = 32
+"""Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
+BLOCKS_PER_CAP = 512
+"""A block may always be this part of the cap: where rounds are cheap, one commit serves many of them."""
+MIN_SIGMA = 2.0**-14
+MAX_SIGMA = 2.0**14
+MAX_CHAINS = 4096
+LATTICE_LOG2 = -49
+"""gamma >= 2^-49 sigma: beyond it the noise would not fit its sampler."""
+
+_YES = np.array([True])
+
+
+class Answer(NamedTuple):
+    """A noisy answer that has not left yet."""
+
+    gamma: float
+    numbers: np.ndarray
+    widths: np.ndarray
+    answered: np.ndarray
+
+
+class _Quote(NamedTuple):
+    """What a question costs, and how to answer it once it is paid for."""
+
+    quanta: int
+    answer: Callable[[], Answer]
+
+
+@dataclass(frozen=True)
+class _SharedQuestion(LangevinQuestion):
+    """Langevin's question on lattices that several owners agreed on."""
+
+    proposal_gamma: float = 0.0
+    shared_gamma: float = 0.0
+
+    @property
+    def gamma(self) -> float:
+        """Lattice of the first query."""
+        return self.proposal_gamma
+
+    @property
+    def gamma_scalar(self) -> float:
+        """Lattice of the second query."""
+        return self.shared_gamma
+
+
+class Desk:
+    """One study's counter in front of one owner's records.
+
+    Parameters
+    ----------
+    engine
+        Sums over the records.
+    study
+        Public: model, domain, bounds, family.
+    account
+        Where every answer is paid for, and where answers are kept by query id.
+    source
+        scale -> noise source. For tests alone.
+    kept
+        Where answers are kept by query id, if not in the account itself: a node's journal.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        study: Study,
+        account: Account,
+        *,
+        source: Callable[[float], Source] | None = None,
+        kept: JournalledAccount | None = None,
+    ) -> None:
+        self._engine, self._study, self._account, self._source = engine, study, account, source
+        self._journal, self._answers = kept, kept or account
+        self._lock = threading.RLock()
+        self._terms: Terms | None = None
+        self._chain: _Walk | _Family | _Near | None = None
+        self._block: Block | None = None
+        self._rest = 0
+        self._catching_up = True
+        # A floor on the price of a number keeps their count under the one the lattice slack was stated for.
+        self._floor = -(-account.cap // MAX_RELEASES)
+
+    def __repr__(self) -> str:
+        return "<Desk sealed>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Desk is never serialised: it holds unused noise.")
+
+    @property
+    def n(self) -> int:
+        """Number of records."""
+        return self._engine.n
+
+    @property
+    def rows(self) -> int:
+        """Rows evaluated a round: public."""
+        return self._engine.rows
+
+    @property
+    def left(self) -> int:
+        """Quanta that can still be spent here: the account's, and the rest of the open block."""
+        with self._lock:
+            return self._account.left + self._rest
+
+    @property
+    def spent(self) -> int:
+        """Quanta spent on answers, with what a crash forfeited."""
+        with self._lock:
+            return self._account.spent - self._rest
+
+    def begin(self, terms: Terms) -> Agreed:
+        """Settle the terms of a chain. The same terms again change nothing, so a client may come back and go on.
+
+        Raises
+        ------
+        InvalidInput
+            A term is outside what this desk answers for.
+        """
+        with self._lock:
+            if self._chain is None or terms != self._terms:
+                _check_terms(terms, self.n)
+                chain = self._new_chain(terms)
+                self._end_chain()
+                self._terms, self._chain = terms, chain
+            assert self._chain is not None  # noqa: S101 (set just above)
+            return self._chain.agreed
+
+    def _new_chain(self, terms: Terms) -> "_Walk | _Family | _Near":
+        kind: Any = _Walk if terms.kernel != LANGEVIN else _Near if terms.centre else _Family
+        made: _Walk | _Family | _Near = kind(self._engine, self._study, terms, self._noise)
+        return made
+
+    def answer(self, query_id: str, question: Question) -> Reply:
+        """Answer a question, or give the answer it got before; see `answer_bytes`."""
+        return decode_reply(self.answer_bytes(query_id, question))
+
+    def answer_bytes(self, query_id: str, question: Question) -> bytes:
+        """Answer a question, or give the answer it got before, as the bytes the ledger keeps.
+
+        Raises
+        ------
+        BudgetSpent
+            The answer would pass the cap. Nothing was answered or spent.
+        LedgerError
+            The id was used for another content, or the ledger cannot be written.
+        InvalidInput
+            The question does not fit the terms.
+        """
+        with self._lock:
+            name = content_hash(self._terms, question)
+            if self._catching_up and (stored := self._replay(query_id, name)) is not None:
+                return stored
+            quote = self._quote(question)
+            try:
+                block = self._reserve(quote.quanta)
+            except BudgetSpent:
+                if (stored := self._replay(query_id, name)) is not None:
+                    return stored
+                raise
+            gamma, *parts = quote.answer()
+            numbers, widths, answered = (part.tolist() for part in parts)
+            reply = Reply(
+                id=query_id, gamma=gamma, numbers=numbers, widths=widths, answered=answered, quanta=quote.quanta
+            )
+            body = encode(reply)
+            kept = self._answers.record(query_id, name, block, quote.quanta, body, sync=False)
+            if kept is body:
+                self._rest -= quote.quanta
+            else:  # it was answered before, here or elsewhere: this answer is thrown away, and more like it may come
+                self._catching_up = True
+            return kept
+
+    def _replay(self, query_id: str, name: str) -> bytes | None:
+        """Look a query up before it is computed.
+
+        For a client who comes back: until the first query that was not answered before. After that the ledger decides when
+        the answer is recorded, which saves one look-up a query.
+        """
+        stored = self._answers.replay(query_id, name)
+        self._catching_up = stored is not None
+        return stored
+
+    def _quote(self, question: Question) -> _Quote:
+        if isinstance(question, Release):
+            quote, numbers = self._quote_release(question)
+        elif self._chain is None:
+            raise InvalidInput("a chain must begin before it asks; call begin(terms) first.")
+        else:
+            quote, numbers = self._chain.quote(question)
+        return quote._replace(quanta=max(quote.quanta, self._floor * numbers))
+
+    def _quote_release(self, asked: Release) -> tuple[_Quote, int]:
+        radius, sigma, study = asked.radius, asked.sigma, self._study
+        if not (np.isfinite(radius) and radius > 0 and np.isfinite(sigma) and sigma > 0):
+            raise InvalidInput(f"radius and sigma must be positive and finite, got {radius} and {sigma}.")
+        dim = study.model.dim
+        theta = _matrix("theta", [asked.theta], 1, dim)[0]
+        matrix = _matrix("matrix", asked.matrix, dim, dim)
+        size = derivatives.size(asked.what, dim)
+        gamma = lattice.choose_gamma(sigma, self.n)
+        moments.check_fits(self.n, radius, gamma)
+        moved = 2 * radius * moments.ROUNDING + gamma * size**0.5
+
+        def answer() -> Answer:
+            noise = self._noise(sigma / gamma, size).draw(size)
+            total = self._engine.vector(asked.what, theta, matrix, radius, gamma)
+            return Answer(gamma, total + noise, np.array([moved]), _YES)
+
+        return _Quote(cost_quanta((moved / sigma) ** 2), answer), size
+
+    def _reserve(self, quanta: int) -> Block:
+        """A block with room for this answer; its rest, if it has none, goes back first."""
+        if self._block is None or self._rest < quanta:
+            self._settle()
+            ahead = max(ROUNDS_PER_BLOCK * quanta, self._account.cap // BLOCKS_PER_CAP)
+            self._block = self._account.reserve_up_to(max(quanta, min(ahead, self._most())), quanta)
+            self._rest = self._block.quanta
+        return self._block
+
+    def _most(self) -> int:
+        """Never reserve more than a sixteenth of the cap ahead: that much could be forfeited."""
+        return self._account.cap // 16
+
+    def _settle(self) -> None:
+        if self._block is not None:
+            if self._journal is not None:
+                self._journal.fold()  # its answers must be in the ledger before their block is closed
+            self._block.settle(self._block.quanta - self._rest)
+            self._block, self._rest = None, 0
+
+    def _end_chain(self) -> None:
+        if self._chain is not None:
+            self._chain.close()
+        self._engine.forget()
+        self._chain, self._terms = None, None
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for noise so far."""
+        return sum(pool.waited for pool in self._chain.pools) if self._chain is not None else 0.0
+
+    def close(self) -> None:
+        """Give back what is left of the open block, stop drawing noise, forget what was kept."""
+        with self._lock:
+            self._end_chain()
+            self._settle()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _noise(self, scale: float, coordinates: int, records: int | None = None) -> Source:
+        return self._source(scale) if self._source else source_for(scale, records or self._engine.rows, coordinates)
+
+
+@lru_cache(maxsize=32)
+def _ratio_price(range_: Callable[..., Any]) -> Callable[..., Any]:
+    """Function (theta, theta_prop, asked, gamma, n, sigma) -> (quanta and clamp packed, widths); owners here share it."""
+
+    def price(theta: Any, theta_prop: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> Any:
+        lo, hi = lax.map(lambda pair: range_(*pair), (theta, theta_prop))  # chain by chain, as in `scan`
+        clamp = lattice.clamp_for(lo, hi, gamma, n)
+        clamp = clamp._replace(admissible=clamp.admissible & asked)
+        widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
+        return _packed(lattice.cost(clamp, gamma, sigma), *clamp), widths
+
+    return jax.jit(price)
+
+
+class _Walk:
+    """Rounds of a walk: one log ratio per chain."""
+
+    agreed = Agreed()
+
+    def __init__(self, engine: Engine, study: Study, terms: Terms, noise: Callable[..., Source]) -> None:
+        self._engine, self._terms = engine, terms
+        self._dim = study.model.dim
+        self.pools = [NoisePool(noise(terms.sigma / terms.gamma, 1))]
+        self._price = _ratio_price(study.bounds.range_for(engine.n))
+
+    def quote(self, question: Question) -> tuple[_Quote, int]:
+        if not isinstance(question, Ratio):
+            raise InvalidInput(f"a walk asks for ratios, got a {type(question).__name__}.")
+        chains, gamma = self._terms.chains, self._terms.gamma
+        theta = _matrix("theta", question.theta, chains, self._dim)
+        theta_prop = _matrix("theta_prop", question.theta_prop, chains, self._dim)
+        asked = _flags(question.asked, chains)
+        with jax.enable_x64(True):
+            whole, widths = self._price(theta, theta_prop, asked, gamma, self._engine.n, self._terms.sigma)
+            charge, (lo, hi, admissible) = _unpacked(whole, chains)
+            shown = np.asarray(widths)
+
+        def answer() -> Answer:
+            noise = self.pools[0].take(chains)
+            total = self._engine.ratio(Spot(theta, theta_prop, lo, hi, gamma))
+            return Answer(gamma, np.where(admissible, total + noise, 0), shown, admissible)
+
+        return _Quote(charge, answer), int(admissible.sum())
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
+
+
+class _Family:
+    """Rounds of Langevin on a family: a statistic, then a correction."""
+
+    def __init__(self, engine: Engine, study: Study, terms: Terms, noise: Callable[..., Source]) -> None:
+        if study.family is None or not study.natural:
+            raise InvalidInput(
+                "kernel='langevin' needs an exponential family in its natural parameter, such as sf.families.Bernoulli()."
+            )
+        dim = study.model.dim
+        root = _matrix("matrix", terms.matrix, dim, dim)
+        # A step of 4/xi is the one whose proposal noise is this owner's share.
+        kernel = Langevin(root, 4.0 / terms.proposal_sigma**2, lambda theta: theta)
+        question = _SharedQuestion(
+            study.family, study.model, kernel, terms.sigma, engine.n, terms.chains, terms.proposal_gamma, terms.gamma
+        )
+        lo, hi = coordinate_ranges(question)
+        self.agreed = Agreed(middle=((lo + hi) // 2).tolist())
+        self._terms, self._dim = terms, dim
+        self._first = question.first_cost()
+        self._diameter = np.array([(self._first / QUANTA_PER_UNIT) ** 0.5 * terms.proposal_sigma])
+        with jax.enable_x64(True):
+            self._summed = engine.statistic(question)
+            self._total = jnp.asarray(self._summed)
+            width = scalar_width(question)
+        reach = jnp.asarray(engine.n * np.maximum(hi - lo, 1).astype(np.float64)) * terms.proposal_gamma
+
+        def price(total: Any, direction: Any, asked: Any) -> Any:
+            widths = jax.vmap(width)(direction)
+            fits = jnp.sum(jnp.abs(direction) * reach, axis=1) / terms.gamma <= lattice.SUM_LIMIT
+            asked = asked & jnp.isfinite(widths) & fits
+            widths = jnp.where(asked, widths, 0.0)
+            exact = exact_scalar(question, total, jnp.where(asked[:, None], direction, 0.0))
+            return _packed(scalar_quanta(widths, asked, terms.sigma), exact, asked), widths
+
+        # Price and exact scalar in one compiled call: the scalar waits here until it is paid for and has its noise.
+        self._price = jax.jit(price)
+        # No pass over the records a round: OpenDP's sampler would be all that one waits for.
+        self.pools = [
+            NoisePool(noise(terms.proposal_sigma / terms.proposal_gamma, dim, 1)),
+            NoisePool(noise(terms.sigma / terms.gamma, 1, 1)),
+        ]
+
+    def quote(self, question: Question) -> tuple[_Quote, int]:
+        if isinstance(question, Statistic):
+            return self._quote_statistic(question)
+        if isinstance(question, Correction):
+            return self._quote_correction(question)
+        raise InvalidInput(f"Langevin asks for statistics and corrections, got a {type(question).__name__}.")
+
+    def _quote_statistic(self, question: Statistic) -> tuple[_Quote, int]:
+        chains, dim = self._terms.chains, self._dim
+        if question.chains != chains:
+            raise InvalidInput(f"this chain began with {chains} chains, got a question for {question.chains}.")
+
+        total = self._summed
+
+        def answer() -> Answer:
+            noise = self.pools[0].take(chains * dim).reshape(chains, dim)
+            numbers = (total + noise).ravel()
+            return Answer(self._terms.proposal_gamma, numbers, self._diameter, _YES)
+
+        return _Quote(self._first * chains, answer), chains * dim
+
+    def _quote_correction(self, question: Correction) -> tuple[_Quote, int]:
+        chains = self._terms.chains
+        asked = _flags(question.asked, chains)
+        direction = _matrix("direction", question.direction, chains, self._dim)
+        with jax.enable_x64(True):
+            whole, widths = self._price(self._total, direction, asked)
+            charge, (exact, admissible) = _unpacked(whole, chains)
+            shown = np.asarray(widths)
+
+        def answer() -> Answer:
+            noise = self.pools[1].take(chains)
+            return Answer(self._terms.gamma, np.where(admissible, exact + noise, 0), shown, admissible)
+
+        return _Quote(charge, answer), int(admissible.sum())
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
+
+
+class _Near:
+    """Rounds of Langevin around a reference point: a noisy gradient there, then second-order scalars."""
+
+    def __init__(self, engine: Engine, study: Study, terms: Terms, noise: Callable[..., Source]) -> None:
+        if study.near is None:
+            raise InvalidInput("kernel='langevin' needs proven bounds; this owner's are stated ones.")
+        dim, near = study.model.dim, study.near
+        near.check()
+        root = _matrix("matrix", terms.matrix, dim, dim)
+        centre = _matrix("centre", [terms.centre], 1, dim)[0]
+        proven = near.at(centre, root)
+        low, high = reference.integer_range(proven.gradients, terms.proposal_gamma, engine.n)
+        self.agreed = Agreed(middle=[0] * dim)
+        self._engine, self._terms, self._dim, self._centre = engine, terms, dim, centre
+        self._first = reference.first_cost(proven.gradients, terms.proposal_sigma, terms.proposal_gamma)
+        self._diameter = np.array([proven.gradients.diameter])
+        self._total = engine.gradient(Place(centre, root, low, high, terms.proposal_gamma))
+        n, gamma, sigma = engine.n, terms.gamma, terms.sigma
+
+        def price(theta: Any, theta_prop: Any, slope: Any, asked: Any) -> Any:
+            rows = theta, theta_prop, theta_prop - theta - slope
+            lo, hi = jax.lax.map(lambda row: near.range(proven.anchor, *row), rows)
+            clamp = lattice.clamp_for(lo, hi, gamma, n)
+            clamp = clamp._replace(admissible=clamp.admissible & asked)
+            widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
+            return clamp, lattice.cost(clamp, gamma, sigma), widths
+
+        self._price = jax.jit(price)
+        self.pools = [
+            NoisePool(noise(terms.proposal_sigma / terms.proposal_gamma, dim + 1)),
+            NoisePool(noise(terms.sigma / terms.gamma, dim + 1)),
+        ]
+
+    def quote(self, question: Question) -> tuple[_Quote, int]:
+        if isinstance(question, Statistic):
+            return self._quote_statistic(question)
+        if isinstance(question, Remainder):
+            return self._quote_remainder(question)
+        raise InvalidInput(
+            f"Langevin around a reference point asks for statistics and remainders, got a {type(question).__name__}."
+        )
+
+    def _quote_statistic(self, question: Statistic) -> tuple[_Quote, int]:
+        chains, dim = self._terms.chains, self._dim
+        if question.chains != chains:
+            raise InvalidInput(f"this chain began with {chains} chains, got a question for {question.chains}.")
+
+        def answer() -> Answer:
+            noise = self.pools[0].take(chains * dim).reshape(chains, dim)
+            return Answer(self._terms.proposal_gamma, (self._total + noise).ravel(), self._diameter, _YES)
+
+        return _Quote(self._first * chains, answer), chains * dim
+
+    def _quote_remainder(self, question: Remainder) -> tuple[_Quote, int]:
+        chains, dim, gamma = self._terms.chains, self._dim, self._terms.gamma
+        names = ("theta", "theta_prop", "slope")
+        theta, theta_prop, slope = (_matrix(name, getattr(question, name), chains, dim) for name in names)
+        asked = _flags(question.asked, chains)
+        with jax.enable_x64(True):
+            clamp, charge, widths = self._price(*(jnp.asarray(x) for x in (theta, theta_prop, slope, asked)))
+            lo, hi, admissible = (np.asarray(part) for part in clamp)
+        shown = np.asarray(widths)
+
+        def answer() -> Answer:
+            noise = self.pools[1].take(chains)
+            total = self._engine.remainder(Bend(theta, theta_prop, slope, self._centre, lo, hi, gamma))
+            return Answer(gamma, np.where(admissible, total + noise, 0), shown, admissible)
+
+        return _Quote(int(charge), answer), int(admissible.sum())
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
+
+
+# -- one array out of a compiled call is several times cheaper than five ------------------------------------------
+
+
+def _packed(charge: Any, *columns: Any) -> Any:
+    """A charge and integer or boolean columns, one entry per chain, as one row of 64-bit integers."""
+    return jnp.concatenate([charge[None], *(column.astype(jnp.int64) for column in columns)])
+
+
+def _unpacked(whole: Any, chains: int) -> tuple[int, list[np.ndarray]]:
+    """Inverse of `_packed`; the last column was boolean."""
+    numbers = np.asarray(whole)
+    columns = list(numbers[1:].reshape(-1, chains))
+    return int(numbers[0]), [*columns[:-1], columns[-1].astype(bool)]
+
+
+# -- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _check_terms(terms: Terms, n: int) -> None:
+    if terms.kernel not in (WALK, LANGEVIN):
+        raise InvalidInput(f"terms.kernel must be {WALK!r} or {LANGEVIN!r}, got {terms.kernel!r}.")
+    if not 1 <= terms.chains <= MAX_CHAINS:
+        raise InvalidInput(f"terms.chains must lie between 1 and {MAX_CHAINS}, got {terms.chains}.")
+    _check_noise("sigma", terms.sigma, terms.gamma, n)
+    if terms.kernel == LANGEVIN:
+        _check_noise("proposal_sigma", terms.proposal_sigma, terms.proposal_gamma, n)
+
+
+def _check_noise(name: str, sigma: float, gamma: float, n: int) -> None:
+    if not (np.isfinite(sigma) and MIN_SIGMA <= sigma <= MAX_SIGMA):
+        raise InvalidInput(f"{name} must lie between {MIN_SIGMA:.2g} and {MAX_SIGMA:g}, got {sigma}.")
+    coarse = lattice.choose_gamma(sigma, n)
+    power = np.isfinite(gamma) and gamma > 0 and float(np.frexp(gamma)[0]) == 0.5
+    if not (power and sigma * 2.0**LATTICE_LOG2 <= gamma <= coarse):
+        raise InvalidInput(
+            f"the lattice of {name} must be a power of two from {sigma * 2.0**LATTICE_LOG2:.3g} to {coarse:.3g}, got {gamma}."
+        )
+
+
+def _matrix(name: str, rows: Any, count: int, width: int) -> np.ndarray:
+    try:
+        array = np.array(rows, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(0)
+    if array.shape != (count, width) or not np.all(np.isfinite(array)):
+        raise InvalidInput(f"{name} must be {count} rows of {width} finite numbers, got shape {array.shape}.")
+    return array
+
+
+def _flags(asked: list[bool], chains: int) -> np.ndarray:
+    if len(asked) != chains:
+        raise InvalidInput(f"asked must say yes or no for each of {chains} chains, got {len(asked)}.")
+    return np.array(asked, dtype=bool)

@@ -1,0 +1,41 @@
+"""Whether a resumed run got the same records: a keyed digest that never leaves the private side.
+
+A plain hash of the data in a checkpoint would be an exact release (anyone could test a guess against it). The key and the
+digests stay in the owner's own state folder (``SFUMATO_STATE``, or ``~/.local/state/sfumato``), readable by the owner only.
+"""
+
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from sfumato.errors import CheckpointError
+from sfumato.vault.records import Records
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    folder = Path(os.environ.get("SFUMATO_STATE") or Path(home) / "sfumato")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def remember(run_id: str, records: Records) -> None:
+    """Keep the keyed digest of the records a run was started with."""
+    key = secrets.token_bytes(32)
+    path = _folder() / f"{run_id}.mac"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{key.hex()} {records.mac(key)}")
+
+
+def check(run_id: str, records: Records) -> None:
+    """Refuse other records than the run was started with. Where nothing is remembered, nothing can be said."""
+    path = _folder() / f"{run_id}.mac"
+    if not path.exists():
+        return
+    key, expected = path.read_text().split()
+    if not hmac.compare_digest(records.mac(bytes.fromhex(key)), expected):
+        raise CheckpointError(
+            "these are not the records the run was started with; resume with the same table, or start a new run."
+        )

@@ -1,0 +1,78 @@
+r"""The lattice: how a record's real-valued term becomes a whole number, and what a release then costs.
+
+Floating-point sums have a sensitivity nobody can bound cheaply, and floating-point noise leaks (Mironov 2012;
+Casacuberta et al. 2022). So every term is rounded to a multiple of a power of two :math:`\gamma`, **then** clamped as
+an integer into :math:`[\mathrm{round}(lo/\gamma), \mathrm{round}(hi/\gamma)]`, summed in 64-bit integers (exact, the
+same in any order), and met by integer noise. The width charged is exactly the clamped one, so no bound is trusted that
+is not also enforced.
+"""
+
+from math import floor, log2
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+
+from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
+
+Array: TypeAlias = Any
+
+RELATIVE_LOG2 = -36
+"""gamma <= 2^-36 sigma: the discrete Gaussian is then a rounded continuous one to within (gamma/sigma)^2/40."""
+ROUNDING_LOG2 = -10
+"""n gamma / 2 <= 2^-10: rounding the terms moves d_n by less than a thousandth."""
+TERM_LIMIT = 2.0**51
+"""Largest integer term: float64 still counts in halves there, so rounding is exact."""
+BEYOND = 2**63 - 1
+"""A charge that no allowance can meet."""
+SUM_LIMIT = 2.0**61
+"""Largest sum of n clamped terms; noise fits beside it in 64 bits."""
+
+
+class Clamp(NamedTuple):
+    """Integer range a term is clamped into, and whether such a query can be answered at all."""
+
+    lo: Array
+    hi: Array
+    admissible: Array
+
+
+def choose_gamma(sigma: float, n: int) -> float:
+    r"""Power of two :math:`\gamma \le \min(2^{-36}\sigma, 2^{-9}/n)`."""
+    bound = min(sigma * 2.0**RELATIVE_LOG2, 2.0 ** (ROUNDING_LOG2 + 1) / n)
+    return float(2.0 ** floor(log2(bound)))
+
+
+def clamp_for(lo: Array, hi: Array, gamma: float, n: int) -> Clamp:
+    """Turn a proven range into an integer range.
+
+    A pair whose range is not finite, or whose sum could leave 64 bits, is not admissible: it is rejected without a
+    query. The rule is symmetric in (theta, theta'), so rejecting on it keeps the chain reversible.
+    """
+    lo_int, hi_int = jnp.round(lo / gamma), jnp.round(hi / gamma)
+    largest = jnp.maximum(jnp.abs(lo_int), jnp.abs(hi_int))
+    admissible = (largest <= TERM_LIMIT) & (largest * n <= SUM_LIMIT) & (lo_int <= hi_int)
+    safe_lo, safe_hi = jnp.where(admissible, lo_int, 0.0), jnp.where(admissible, hi_int, 0.0)
+    return Clamp(safe_lo.astype(jnp.int64), safe_hi.astype(jnp.int64), admissible)
+
+
+def to_lattice(terms: Array, clamp: Clamp, gamma: float) -> Array:
+    """Round real terms to integers, then clamp the integers. NaN becomes some integer and is clamped like any other."""
+    scaled = jnp.clip(terms.astype(jnp.float64) * (1.0 / gamma), -TERM_LIMIT, TERM_LIMIT)
+    return jnp.clip(jnp.round(scaled).astype(jnp.int64), clamp.lo, clamp.hi)
+
+
+def width(clamp: Clamp, gamma: float) -> Array:
+    """The sensitivity charged: the width of the integer range, as a real number (exact: it fits 53 bits)."""
+    return (clamp.hi - clamp.lo).astype(jnp.float64) * gamma
+
+
+def cost(clamp: Clamp, gamma: float, sigma: float) -> Array:
+    r"""Whole quanta of :math:`\sum \mu^2 = \sum (\Delta/\sigma)^2` over all chains, each rounded up.
+
+    A pair that is not asked costs nothing. A sum beyond 64 bits saturates: it is more than any allowance.
+    """
+    mu = width(clamp, gamma) / sigma
+    quanta = jnp.maximum(jnp.ceil(mu * mu * (ROUNDING_GUARD * QUANTA_PER_UNIT)), 1.0)
+    quanta = jnp.where(clamp.admissible, quanta, 0.0)
+    fits = quanta.sum() < 2.0**62
+    return jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), BEYOND)

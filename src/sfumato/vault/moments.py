@@ -1,0 +1,57 @@
+r"""Sums of vectors over records: the gradient and the information at a point, on the lattice.
+
+Used by the pilot, whose releases need to be private but not exact: each record's vector is shortened to a ball of
+stated radius, rounded to the lattice coordinate by coordinate, and summed in 64-bit integers.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from sfumato.domain import Domain
+from sfumato.errors import InvalidInput
+from sfumato.model import Model
+from sfumato.model.derivatives import size, vector_function
+from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
+from sfumato.vault.lattice import TERM_LIMIT
+from sfumato.vault.scan import cast_column
+
+Array: TypeAlias = Any
+
+ROUNDING = 1.0 + 2.0**-20
+"""Shortening in floating point (float32 at worst) can leave a vector longer than the radius by this factor at most."""
+BLOCK = 1 << 15
+
+
+def compile_sum(
+    what: str, model: Model, domain: Mapping[str, Domain], precision: str
+) -> Callable[[Rows, Array, Array, Array, Array], Array]:
+    """Build the function (records, theta, matrix, radius, gamma) -> integer sum of shortened, rounded vectors."""
+
+    def block_sum(block: Rows, theta: Array, matrix: Array, radius: Array, gamma: Array) -> Array:
+        vector = vector_function(what, model, theta.astype(precision), matrix.astype(precision))
+
+        def one(record: Mapping[str, Array]) -> Array:
+            value = vector(record).astype(jnp.float64)
+            value = jnp.where(jnp.all(jnp.isfinite(value)), value, 0.0)
+            value = value * jnp.minimum(1.0, radius / jnp.maximum(jnp.linalg.norm(value), 1e-300))
+            return jnp.round(jnp.clip(value / gamma, -TERM_LIMIT, TERM_LIMIT)).astype(jnp.int64)
+
+        cast = {name: cast_column(domain[name], column, precision) for name, column in block.columns.items()}
+        return add_up(jax.vmap(one)(cast), block, axis=0)
+
+    def run(records: Rows, *point: Array) -> Array:
+        zero = jnp.zeros(size(what, model.dim), jnp.int64)
+        return sum_over_blocks(records, BLOCK, lambda block: block_sum(block, *point), zero)
+
+    return jax.jit(run)
+
+
+def check_fits(n: int, radius: float, gamma: float) -> None:
+    """Refuse a release whose sum could leave 64 bits."""
+    if n * radius / gamma > 2.0**61:
+        raise InvalidInput(
+            f"n * radius / gamma must stay below 2^61 for 64-bit sums, got {n * radius / gamma:.2g}; use a larger sigma."
+        )

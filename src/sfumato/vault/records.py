@@ -1,0 +1,329 @@
+"""Records: the only object in sfumato that holds rows.
+
+Reading, checking against the domain, and typing happen here; nothing else in the package opens a data file. Messages
+name columns and rules, never values, row numbers or counts: an error is a release too.
+"""
+
+import hmac
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sfumato.domain import Box, Domain
+from sfumato.errors import InvalidData, InvalidInput
+from sfumato.vault.blocks import Rows
+
+_SLICE = 1 << 18  # records checked at a time, so that checking never doubles the memory
+_BATCH = 1 << 16  # records read from a file at a time
+
+
+@dataclass(frozen=True, repr=False)
+class Records:
+    """A validated table: one typed array per column, rows along the first axis.
+
+    A row is one of the n records, or, with `counts`, stands for so many equal ones.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    n: int
+    counts: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.counts is not None and int(self.counts.sum()) != self.n:
+            raise ValueError("the counts of a table must add up to its number of records.")
+
+    def mac(self, key: bytes) -> str:
+        """Keyed digest of the table: tells whether a resumed run got the same records. Stays on the private side."""
+        digest = hmac.new(key, digestmod="sha256")
+        for name in sorted(self.columns):
+            array = self.columns[name]
+            digest.update(repr((name, str(array.dtype), array.shape)).encode())
+            for start in range(0, len(array), _SLICE):
+                digest.update(np.ascontiguousarray(array[start : start + _SLICE]).data)
+        return digest.hexdigest()
+
+    def on_device(self) -> Rows:
+        """Hand the columns to JAX, without a copy where it can use them as they stand. Call with 64 bits enabled."""
+        columns = {name: jax.device_put(column, may_alias=True) for name, column in self.columns.items()}
+        return Rows(columns, None if self.counts is None else jax.device_put(self.counts))
+
+    def __repr__(self) -> str:
+        return "<Records sealed>"
+
+
+def load(
+    data: Any,
+    domain: Mapping[str, Domain],
+    *,
+    outside: str = "refuse",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+) -> Records:
+    """Read, check and type a table.
+
+    Parameters
+    ----------
+    data
+        A dict of arrays, a pandas DataFrame, or the path of a Parquet or CSV file.
+    domain
+        Column name -> Domain.
+    outside
+        What happens to records outside the domain: "refuse" raises, "clamp" moves them to its nearest point. A missing
+        value (NaN, or a label that was not declared) is near nothing and refused in both cases.
+    columns
+        Which raw columns make up each name, for tables: ``{"x": ["age", "dose"], "y": "ill"}``. Without it, a vector
+        named x is looked for as one array, as a list column, or as x_0, x_1, ...
+    """
+    _check_outside(outside)
+    arrays = _read(data, domain, dict(columns or {}), outside)
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise InvalidData(f"all columns must have the same number of records, got {lengths}.")
+    n = next(iter(lengths.values()))
+    if n < 2:
+        raise InvalidData(f"a table must have at least two records, got {n}.")
+    return Records(arrays, n)
+
+
+def _check_outside(outside: str) -> None:
+    if outside not in ("refuse", "clamp"):
+        raise InvalidInput(f'outside must be "refuse" or "clamp", got {outside!r}.')
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(data: Any, domain: Mapping[str, Domain], columns: dict[str, Any], outside: str) -> dict[str, np.ndarray]:
+    if isinstance(data, str | Path):
+        return _from_file(Path(data), domain, columns, outside)
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        return _from_columns({str(c): data[c] for c in data.columns}, domain, columns, outside)
+    if isinstance(data, Mapping):
+        if not columns and set(domain) != set(data):
+            missing, extra = sorted(set(domain) - set(data)), sorted(set(data) - set(domain))
+            raise InvalidData(
+                f"data must have the columns of the domain, {sorted(domain)}: missing {missing}, extra {extra}."
+            )
+        return _from_columns(data, domain, columns, outside)
+    raise InvalidData(
+        f"data must be a dict of arrays, a DataFrame, or the path of a Parquet or CSV file, got {type(data).__name__}."
+    )
+
+
+def _from_columns(
+    data: Mapping[str, Any], domain: Mapping[str, Domain], columns: dict[str, Any], outside: str
+) -> dict[str, np.ndarray]:
+    wanted = _raw_columns(domain, columns, list(data))
+    out = {}
+    for name, raw in wanted.items():
+        values = domain[name].encode(_gather(raw, lambda c: np.asarray(data[c])))
+        _check_shape(name, values, domain[name])
+        out[name] = _blank(domain[name], len(values), values.dtype)
+        for part in _slices(len(values)):
+            _store(name, out[name], part, values[part], domain[name], outside)
+    return out
+
+
+def _raw_columns(domain: Mapping[str, Domain], columns: dict[str, Any], present: list[str]) -> dict[str, Any]:
+    """Which raw columns make up each name; every one must be present."""
+    wanted: dict[str, Any] = {}
+    for name, column in domain.items():
+        raw = columns.get(name, name)
+        if raw == name and name not in present and column.shape:
+            raw = [f"{name}_{i}" for i in range(column.size)]
+        missing = [c for c in ([raw] if isinstance(raw, str) else raw) if c not in present]
+        if missing:
+            raise InvalidData(
+                f"column {name!r} needs the raw columns {missing}, which the table does not have (it has {present[:20]}); "
+                "name them with columns={...}."
+            )
+        wanted[name] = raw
+    return wanted
+
+
+def _gather(raw: str | Sequence[str], get: Any) -> np.ndarray:
+    return np.asarray(get(raw)) if isinstance(raw, str) else np.stack([np.asarray(get(c)) for c in raw], axis=1)
+
+
+def _from_file(
+    path: Path, domain: Mapping[str, Domain], columns: dict[str, Any], outside: str
+) -> dict[str, np.ndarray]:
+    if not path.exists():
+        raise InvalidData(f"no data file at {path}; give the path of a Parquet or CSV file.")
+    read = {".parquet": _from_parquet, ".pq": _from_parquet, ".csv": _from_csv, ".txt": _from_csv}.get(
+        path.suffix.lower()
+    )
+    if read is None:
+        raise InvalidData(f"a data file must end in .parquet or .csv, got {path.name}.")
+    try:
+        return read(path, domain, columns, outside)
+    except InvalidInput:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        # The reader's own message may quote a cell; only its type is safe to show.
+        raise InvalidData(
+            f"{path.name} could not be read as a table ({type(error).__name__}); check the file."
+        ) from None
+
+
+def _from_csv(path: Path, domain: Mapping[str, Domain], columns: dict[str, Any], outside: str) -> dict[str, np.ndarray]:
+    import pyarrow.csv
+
+    if path.stat().st_size == 0:
+        raise InvalidData(f"{path.name} is empty; give a CSV file with a header line.")
+    table = pyarrow.csv.read_csv(path)
+    return _from_columns(
+        {c: table[c].to_numpy(zero_copy_only=False) for c in table.column_names}, domain, columns, outside
+    )
+
+
+def _from_parquet(
+    path: Path, domain: Mapping[str, Domain], columns: dict[str, Any], outside: str
+) -> dict[str, np.ndarray]:
+    """Read batch by batch into arrays of the final type: the table is never in memory twice."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+        filling = Filling(file, file.metadata.num_rows, domain, columns, outside)
+        filling.read(file)
+    return filling.out
+
+
+class Filling:
+    """Columns of a table that is read piece by piece.
+
+    Parameters
+    ----------
+    file
+        An open Parquet file: the others must have its columns.
+    n
+        Records of all pieces together.
+    """
+
+    def __init__(self, file: Any, n: int, domain: Mapping[str, Domain], columns: dict[str, Any], outside: str) -> None:
+        self._domain, self._outside, self._at = domain, outside, 0
+        self._wanted = _raw_columns(domain, columns, file.schema_arrow.names)
+        self._names = sorted({c for raw in self._wanted.values() for c in ([raw] if isinstance(raw, str) else raw)})
+        self.out = {
+            name: _blank(domain[name], n, _float_type(file.schema_arrow, raw)) for name, raw in self._wanted.items()
+        }
+
+    def __repr__(self) -> str:
+        return "<Filling sealed>"
+
+    def read(self, file: Any, row_groups: Sequence[int] | None = None) -> int:
+        """Read some row groups, or all of them; returns how many records there are now."""
+        import pyarrow
+
+        groups = None if row_groups is None else list(row_groups)
+        for batch in file.iter_batches(batch_size=_BATCH, row_groups=groups, columns=self._names, use_threads=False):
+            part = slice(self._at, self._at + len(batch))
+            for name, raw in self._wanted.items():
+                column = self._domain[name]
+                values = column.encode(_gather(raw, partial(_batch_column, batch)))
+                values = values.reshape(len(batch), *column.shape) if values.size else values
+                _check_shape(name, values, column)
+                _store(name, self.out[name], part, values, column, self._outside)
+            self._at += len(batch)
+            pyarrow.default_memory_pool().release_unused()  # Arrow's pool would keep what it has freed
+        return self._at
+
+    def records(self) -> Records:
+        """The table, once all of it was read."""
+        return Records(self.out, self._at)
+
+
+def count(path: str | Path) -> int:
+    """Count the records of a file without reading them; n is public."""
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    path = Path(path)
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return int(pyarrow.parquet.read_metadata(path).num_rows)
+    return int(pyarrow.csv.read_csv(path).num_rows)
+
+
+def _float_type(schema: Any, raw: Any) -> np.dtype[Any]:
+    """float32 if every raw column is, else float64."""
+    import pyarrow.types
+
+    kinds = [schema.field(c).type for c in ([raw] if isinstance(raw, str) else raw)]
+    kinds = [kind.value_type if hasattr(kind, "value_type") else kind for kind in kinds]
+    return np.dtype(np.float32 if all(pyarrow.types.is_float32(kind) for kind in kinds) else np.float64)
+
+
+def _batch_column(batch: Any, name: str) -> np.ndarray:
+    column = batch.column(name)
+    if hasattr(column, "flatten") and hasattr(column.type, "value_type"):
+        return column.flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
+    return column.to_numpy(zero_copy_only=False)
+
+
+# -- checking ---------------------------------------------------------------------------------------------------------
+
+
+def _check_shape(name: str, values: np.ndarray, domain: Domain) -> None:
+    if values.ndim == 0 or values.shape[1:] != domain.shape:
+        raise InvalidData(
+            f"column {name!r} must have shape (n, {', '.join(map(str, domain.shape))}) to fit its domain "
+            f"{type(domain).__name__}, got {values.shape}."
+        )
+    if values.dtype.kind not in "bifu":
+        raise InvalidData(f"column {name!r} must hold numbers, got dtype {values.dtype}; encode it first.")
+    if len(values) == 0:
+        raise InvalidData(f"column {name!r} is empty; a table must have at least two records.")
+
+
+def _store(name: str, out: np.ndarray, part: slice, values: np.ndarray, domain: Domain, outside: str) -> None:
+    """Check some records, then store them in their final type (checking first: a narrow type would wrap round)."""
+    values = values.astype(np.float64 if values.dtype.kind != "f" else values.dtype, copy=False)
+    _check(name, values, domain, outside)
+    out[part] = domain.clamp(values) if outside == "clamp" else values
+
+
+def _blank(domain: Domain, n: int, given: np.dtype[Any]) -> np.ndarray:
+    """Memory for a column, on a 64-byte boundary so that JAX can use it as it stands instead of copying it."""
+    dtype = _storage(domain, given)
+    size = n * domain.size * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(n, *domain.shape)
+
+
+def _slices(n: int) -> Iterator[slice]:
+    for start in range(0, n, _SLICE):
+        yield slice(start, start + _SLICE)
+
+
+def _check(name: str, values: np.ndarray, domain: Domain, outside: str) -> None:
+    if np.any(np.isnan(values)):
+        raise InvalidData(
+            f"column {name!r} has missing values (NaN or an undeclared label); drop or fill those records."
+        )
+    if outside == "refuse" and not np.all(domain.contains(values)):
+        raise InvalidData(
+            f"column {name!r} has records outside its domain {type(domain).__name__}; widen the domain, or say "
+            'outside="clamp" to move them to its nearest point.'
+        )
+
+
+def _storage(domain: Domain, given: np.dtype[Any]) -> np.dtype[Any]:
+    """Smallest type that holds the column: integers by their range, reals as they came (float32 or float64)."""
+    if domain.discrete and isinstance(domain, Box):
+        return np.min_scalar_type(int(np.min(domain.lo))) if np.all(domain.lo == domain.hi) else _int_type(domain)
+    return np.dtype(np.float32) if given == np.float32 else np.dtype(np.float64)
+
+
+def _int_type(domain: Domain) -> np.dtype[Any]:
+    for candidate in (np.int8, np.int16, np.int32):
+        info = np.iinfo(candidate)
+        if info.min <= np.min(domain.lo) and np.max(domain.hi) <= info.max:
+            return np.dtype(candidate)
+    raise InvalidInput(
+        f"Integers must fit 32 bits, got [{np.min(domain.lo):g}, {np.max(domain.hi):g}]; rescale the column."
+    )

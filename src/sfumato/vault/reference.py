@@ -1,0 +1,354 @@
+r"""The private side of Langevin for any model: a noisy gradient at the reference point, and a second-order scalar.
+
+First query: :math:`\sum_i A^\top\nabla\ell(y_i,\theta^*)`. The reference point is fixed for the whole chain, so it is summed
+once, on the lattice, and a step adds fresh noise to the same integers. Its sensitivity is the proven diameter of the set of
+whitened gradients (`sensitivity.gradients`), each coordinate clamped to its proven range, plus :math:`\gamma\sqrt d` for
+rounding.
+
+Second query: :math:`\sum_i \ell(y_i,\theta') - \ell(y_i,\theta) - \nabla\ell(y_i,\theta^*)^\top v`, one pass over the records a
+step. The terms at the current parameter and the gradients at the reference point are kept, so the pass is one evaluation of
+the likelihood and a product of a matrix and a vector. Every record's term is clamped, as an integer, to the range proven for
+this very pair (`sensitivity.remainder`), and the width charged is exactly the clamped one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sfumato.domain import Domain
+from sfumato.errors import InvalidInput
+from sfumato.kernel import Draw, ReferenceLangevin, State, accepts
+from sfumato.model import Model
+from sfumato.privacy.budget import cost_quanta
+from sfumato.sensitivity.gradients import GradientSet
+from sfumato.sensitivity.reference import Reference
+from sfumato.sensitivity.remainder import Anchor
+from sfumato.vault import lattice
+from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
+from sfumato.vault.scan import BLOCK, CACHE_TERMS, Answered, Transcript, cast_column
+
+Array: TypeAlias = Any
+
+CACHE_GRADIENTS = 1 << 24
+"""Up to this many numbers, the gradients at the reference point are kept; beyond it they are computed again."""
+
+
+class Point(NamedTuple):
+    """A reference point as arrays, one row per chain (chains may have different ones): all public."""
+
+    centre: Array
+    matrix: Array
+    information: Array
+    anchor: Anchor
+    low: Array
+    high: Array
+    first: Array
+
+
+class Sums(Protocol):
+    """What the sums over records need to know: all public."""
+
+    @property
+    def model(self) -> Model:
+        """What is inferred."""
+        ...
+
+    @property
+    def domain(self) -> Mapping[str, Domain]:
+        """Where records live."""
+        ...
+
+    @property
+    def precision(self) -> str:
+        """How records are evaluated."""
+        ...
+
+    @property
+    def gamma(self) -> float:
+        """Lattice of the first query."""
+        ...
+
+    @property
+    def gamma_scalar(self) -> float:
+        """Lattice of the second query."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReferenceQuestion:
+    """What is asked, step after step: all public."""
+
+    model: Model
+    domain: Mapping[str, Domain]
+    reference: Reference
+    step: float
+    trust: float
+    sigma: float
+    n: int
+    rows: int
+    chains: int
+    precision: str
+
+    @property
+    def proposal_sigma(self) -> float:
+        """Noise of each coordinate of the first query."""
+        return float(np.sqrt(4.0 / self.step - 1.0))
+
+    @property
+    def gamma(self) -> float:
+        """Lattice of the first query."""
+        return lattice.choose_gamma(self.proposal_sigma, self.n)
+
+    @property
+    def gamma_scalar(self) -> float:
+        """Lattice of the second query."""
+        return lattice.choose_gamma(self.sigma, self.n)
+
+    @property
+    def cached(self) -> bool:
+        """Whether the terms at the current theta, and the gradients, are kept between steps."""
+        dim = self.model.dim
+        return self.rows * self.chains <= CACHE_TERMS and self.rows * dim <= CACHE_GRADIENTS
+
+    def kernel(self, centre: Array, matrix: Array, information: Array) -> ReferenceLangevin:
+        """The kernel at a reference point."""
+        return ReferenceLangevin(matrix, self.step, self.model.log_prior, centre, information, self.trust)
+
+
+def first_cost(gradients: GradientSet, sigma: float, gamma: float) -> int:
+    """Quanta of one chain's first query: the same at every step."""
+    moved = gradients.diameter + gamma * len(gradients.low) ** 0.5
+    return cost_quanta((moved / sigma) ** 2)
+
+
+def integer_range(gradients: GradientSet, gamma: float, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Proven integer range of each coordinate of one record's whitened gradient, in units of gamma."""
+    low, high = np.floor(gradients.low / gamma), np.ceil(gradients.high / gamma)
+    if n * float(np.max(np.abs([low, high]))) > lattice.SUM_LIMIT:
+        raise InvalidInput(
+            "sums of gradients must fit 64 bits, and over this domain they do not beside the noise; rescale the columns, or use "
+            "kernel='guided'."
+        )
+    return low.astype(np.int64), high.astype(np.int64)
+
+
+def point_at(question: ReferenceQuestion, kernels: list[ReferenceLangevin]) -> Point:
+    """The reference points of all chains, with what is proven there. One kernel stands for all chains."""
+    unique = [_one_point(question, kernel) for kernel in kernels]
+    if len(unique) == 1:
+        return jax.tree.map(lambda a: jnp.broadcast_to(a, (question.chains, *jnp.shape(a))), unique[0])
+    return jax.tree.map(lambda *a: jnp.stack(a), *unique)
+
+
+def _one_point(question: ReferenceQuestion, kernel: ReferenceLangevin) -> Point:
+    proven = question.reference.at(kernel.centre, kernel.matrix)
+    low, high = integer_range(proven.gradients, question.gamma, question.n)
+    cost = first_cost(proven.gradients, question.proposal_sigma, question.gamma)
+    centre, matrix, information = (
+        jnp.asarray(p, jnp.float64) for p in (kernel.centre, kernel.matrix, kernel.information)
+    )
+    return Point(centre, matrix, information, proven.anchor, *map(jnp.asarray, (low, high, cost)))
+
+
+# -- sums over records --------------------------------------------------------------------------------------------------
+
+
+def cast(question: Sums, rows: Rows, precision: str) -> dict[str, Array]:
+    """Typed columns."""
+    return {k: cast_column(question.domain[k], column, precision) for k, column in rows.columns.items()}
+
+
+def exact_total(question: Sums, rows: Rows, centre: Array, matrix: Array, low: Array, high: Array) -> Array:
+    """Sum over records of A' grad l at a reference point, each clamped to its range, in units of gamma. Private."""
+    gradient = jax.grad(question.model.log_likelihood)
+
+    def one(record: Mapping[str, Array]) -> Array:
+        value = matrix.T @ gradient(centre, record)
+        scaled = jnp.clip(value / question.gamma, -lattice.TERM_LIMIT, lattice.TERM_LIMIT)
+        return jnp.clip(jnp.round(scaled).astype(jnp.int64), low, high)
+
+    def block_sum(block: Rows) -> Array:
+        return add_up(jax.vmap(one)(cast(question, block, "float64")), block, axis=0)
+
+    return sum_over_blocks(rows, BLOCK, block_sum, jnp.zeros(question.model.dim, jnp.int64))
+
+
+def all_gradients(question: Sums, rows: Rows, centre: Array) -> Array:
+    """Gradient of every row at a reference point, shape (row, d). Private."""
+    gradient = jax.vmap(jax.grad(question.model.log_likelihood), in_axes=(None, 0))
+    return gradient(centre.astype(question.precision), cast(question, rows, question.precision))
+
+
+def terms(question: Sums, rows: Rows, theta: Array) -> Array:
+    """Log-likelihood of every row under one theta. Each record is scored alone."""
+    one = jax.vmap(question.model.log_likelihood, in_axes=(None, 0))
+    return one(theta.astype(question.precision), cast(question, rows, question.precision))
+
+
+def scalar_sum(
+    question: Sums,
+    rows: Rows,
+    here: tuple[Array, Array],
+    theta_prop: Array,
+    slope: Array,
+    clamp: lattice.Clamp,
+    gradients: Array | None,
+) -> tuple[Array, Array]:
+    """Integer sum of one chain's second-order scalars, and the terms at the proposal. Private.
+
+    Parameters
+    ----------
+    here
+        The current theta, and the terms there (kept; unused without `gradients`).
+    slope
+        v, and the reference point, as rows of one array.
+    gradients
+        Kept gradients at the reference point; None: everything is evaluated block by block.
+    """
+    theta, kept = here
+    v, centre = slope
+    if gradients is not None:
+        proposed = terms(question, rows, theta_prop)
+        change = (proposed - kept).astype(jnp.float64) - (gradients @ v.astype(gradients.dtype)).astype(jnp.float64)
+        return add_up(lattice.to_lattice(change, clamp, question.gamma_scalar), rows, axis=0), proposed
+
+    def block_sum(block: Rows) -> Array:
+        new, old = terms(question, block, theta_prop), terms(question, block, theta)
+        columns = cast(question, block, question.precision)
+        at = centre.astype(question.precision)
+
+        def along(record: Mapping[str, Array]) -> Array:
+            likelihood = question.model.log_likelihood
+            return jax.jvp(lambda t: likelihood(t, record), (at,), (v.astype(question.precision),))[1]
+
+        change = (new - old).astype(jnp.float64) - jax.vmap(along)(columns).astype(jnp.float64)
+        return add_up(lattice.to_lattice(change, clamp, question.gamma_scalar), block, axis=0)
+
+    return sum_over_blocks(rows, BLOCK, block_sum, jnp.zeros((), jnp.int64)), kept
+
+
+# -- one step, as public and private parts ------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """A proposed move of every chain and its second query: all public."""
+
+    theta_prop: Array
+    log_prior_prop: Array
+    log_ratio: Array
+    slope: Array
+    clamp: lattice.Clamp
+    quanta: Array
+
+
+def ask(question: ReferenceQuestion, point: Point, states: State, t_noisy: Array) -> Asked:
+    """From the first answers to the second questions, with what they cost all chains together."""
+
+    def one(point: Point, theta: Array, log_prior: Array, t_noisy: Array) -> Any:
+        kernel = question.kernel(point.centre, point.matrix, point.information)
+        theta_prop = kernel.propose(State(theta, log_prior, None), t_noisy)
+        turn = kernel.turn(theta, theta_prop)
+        lo, hi = question.reference.range(point.anchor, theta, theta_prop, theta_prop - theta - turn.direction)
+        log_prior_prop = question.model.log_prior(theta_prop)
+        possible = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & kernel.inside(theta_prop)
+        return theta_prop, log_prior_prop, turn.log_ratio, turn.direction, lo, hi, possible
+
+    # Chain by chain: faster than all at once, where XLA hands small pieces to threads and waits.
+    *public, lo, hi, possible = lax.map(lambda row: one(*row), (point, states.theta, states.log_prior, t_noisy))
+    # The range of the swapped pair is this one with its ends negated and exchanged: what is not admissible here is not there.
+    clamp = lattice.clamp_for(lo, hi, question.gamma_scalar, question.n)
+    clamp = clamp._replace(admissible=clamp.admissible & possible)
+    theta_prop, log_prior_prop, log_ratio, slope = public
+    quanta = lattice.cost(clamp, question.gamma_scalar, question.sigma)
+    return Asked(theta_prop, log_prior_prop, log_ratio, slope, clamp, quanta)
+
+
+def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answered, Array]]:  # noqa: PLR0915
+    """Build the compiled loop.
+
+    Returns
+    -------
+    A function (rows, point, totals, gradients, states, kept, draws, noise, scalar_noise, limit, allowance) -> (Answered,
+    kept). A step whose second query does not fit stops the loop: its first answer has been released and charged, and is
+    kept in the state (`pending`), so that the step goes on where it stopped. It is never drawn anew, which would favour
+    cheap moves, and never counted as a rejection.
+    """
+    sigma, chains, gamma, gamma_scalar = question.sigma, question.chains, question.gamma, question.gamma_scalar
+
+    def answer(rows: Rows, point: Point, gradients: Array, states: State, kept: Array, asked: Asked) -> Any:
+        slopes = jnp.stack([asked.slope, point.centre], axis=1)
+
+        def one(theta: Array, kept: Array, theta_prop: Array, slope: Array, clamp: lattice.Clamp, own: Array) -> Any:
+            own = own if question.cached else None
+            return scalar_sum(question, rows, (theta, kept), theta_prop, slope, clamp, own)
+
+        shared = None if gradients.ndim == 2 else 0
+        axes = (0, 0, 0, 0, 0, shared)
+        return jax.vmap(one, in_axes=axes)(states.theta, kept, asked.theta_prop, slopes, asked.clamp, gradients)
+
+    def step(data: Any, states: State, kept: Array, draw: Draw, noise: Array, scalar_noise: Array, left: Array) -> Any:
+        rows, point, totals, gradients = data
+        waiting = jnp.isfinite(states.pending[0, 0])
+        t_noisy = jnp.where(waiting, states.pending, (totals + noise).astype(jnp.float64) * gamma)
+        charge = jnp.where(waiting, 0, point.first.sum())
+        asked = ask(question, point, states, t_noisy)
+        admissible = asked.clamp.admissible
+        sums, proposed = answer(rows, point, gradients, states, kept, asked)
+        noisy = (sums + scalar_noise).astype(jnp.float64) * gamma_scalar
+        d_n_noisy = jnp.where(admissible, noisy, jnp.nan)
+        accepted = accepts(draw, d_n_noisy, asked.log_ratio, jnp.zeros(chains), sigma) & admissible
+        moved = State(
+            jnp.where(accepted[:, None], asked.theta_prop, states.theta),
+            jnp.where(accepted, asked.log_prior_prop, states.log_prior),
+            states.direction,
+            jnp.full_like(states.pending, jnp.nan),
+        )
+        new_kept = jnp.where(accepted[:, None], proposed, kept)
+        widths = jnp.where(admissible, lattice.width(asked.clamp, gamma_scalar), 0.0)
+        row = Transcript(moved.theta, asked.theta_prop, d_n_noisy, widths, accepted)
+        fits = charge <= left, charge + asked.quanta <= left
+        return fits, charge, asked.quanta, moved, new_kept, row, t_noisy
+
+    def run(
+        rows: Rows, point: Point, totals: Array, gradients: Array, states: State, kept: Array, draws: Draw,
+        noise: Array, scalar_noise: Array, limit: Array, allowance: Array,
+    ) -> Any:  # fmt: skip
+        size, dim = noise.shape[0], question.model.dim
+        blank = Transcript(
+            theta=jnp.zeros((size, chains, dim)),
+            theta_prop=jnp.zeros((size, chains, dim)),
+            d_n_noisy=jnp.zeros((size, chains)),
+            sensitivity=jnp.zeros((size, chains)),
+            accepted=jnp.zeros((size, chains), bool),
+        )
+        data = rows, point, totals, gradients
+
+        def goes_on(carry: Any) -> Array:
+            return carry[-1] & (carry[0] < limit)
+
+        def body(carry: Any) -> Any:
+            i, states, kept, out, stats, spent, needed, _ = carry
+            draw = jax.tree.map(lambda a: a[i], draws)
+            (for_first, for_both), charge, second, moved, new_kept, row, t_noisy = step(
+                data, states, kept, draw, noise[i], scalar_noise[i], allowance - spent
+            )
+            held = states._replace(pending=jnp.where(for_first, t_noisy, states.pending))
+            states = jax.tree.map(lambda a, b: jnp.where(for_both, a, b), moved, held)
+            kept = jnp.where(for_both, new_kept, kept)
+            out = jax.tree.map(lambda buffer, value: buffer.at[i].set(jnp.where(for_both, value, buffer[i])), out, row)
+            stats = stats.at[i].set(jnp.where(for_first, t_noisy, stats[i]))
+            paid = jnp.where(for_both, charge + second, jnp.where(for_first, charge, 0))
+            needed = jnp.where(for_first, second, charge)
+            return i + for_both, states, kept, out, stats, spent + paid, needed, for_both
+
+        zero = jnp.zeros((), jnp.int64)
+        start = (zero, states, kept, blank, jnp.zeros((size, chains, dim)), zero, zero, jnp.asarray(True))
+        steps, states, kept, out, stats, spent, needed, _ = lax.while_loop(goes_on, body, start)
+        return Answered(states, out._replace(t_noisy=stats), steps, spent, needed), kept
+
+    return jax.jit(run, donate_argnums=(5,))

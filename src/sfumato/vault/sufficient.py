@@ -1,0 +1,206 @@
+r"""Walks on a family without a pass over the records: the scalar query of Algorithm 3.
+
+In an exponential family :math:`d_n = n[\log g(\theta') - \log g(\theta)] + v^\top S_n` with
+:math:`v = \varphi(\theta') - \varphi(\theta)`, and only :math:`v^\top S_n` needs the data. :math:`S_n` does not depend on the
+parameter: it is summed once, on a lattice, exactly, and a step asks for one number, :math:`v^\top S_n` plus noise. Its cost is
+that of the same walk on the records themselves (the width of one record's log ratio); its time does not depend on n.
+
+Sensitivity. Every record is projected onto its declared domain, where the range of :math:`v^\top S(y)` is proven, and each
+coordinate of S(y) is clamped to its proven range besides. Rounding S(y) to the lattice moves the scalar by at most
+:math:`\tfrac\gamma2\lVert v\rVert_1` a record. The scalar is computed in floating point from exact integers: its worst-case
+rounding error (`float_error`, relative to the sum of magnitudes) and the rounding to its own lattice are added to the width
+that is charged.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil, log2
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sfumato.domain import Ball, Domain
+from sfumato.errors import InvalidInput
+from sfumato.families.base import Family
+from sfumato.kernel import Draw, Kernel, State, accepts
+from sfumato.model import Model
+from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
+from sfumato.vault import lattice
+from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
+from sfumato.vault.scan import Answered, Range, Transcript, cast_column
+
+Array: TypeAlias = Any
+
+BLOCK = 1 << 15
+_TOO_LARGE = (
+    "sums of statistics must fit 64 bits, and over this domain they do not beside the noise; move its middle towards zero (take "
+    "a public constant off the column) or use kernel='guided' on a NumPyro model."
+)
+SUM_LOG2 = 50
+"""The sum of statistics is at most 2^50 lattice units: float64 holds it exactly."""
+
+
+def float_error(size: int) -> float:
+    r"""Relative error of a scalar product of k numbers in float64 (Higham 2002, 3.1: :math:`k 2^{-53}`), with room to spare."""
+    return (size + 8) * 2.0**-52
+
+
+def evaluation_error(family: Family, root: np.ndarray) -> np.ndarray:
+    """Bound of the rounding error of each coordinate of one record's A' S(y), and of its proven range, in float64."""
+    with jax.enable_x64(True):
+        eye = jnp.eye(family.size)
+        ends = jnp.stack([jax.vmap(family.support)(eye), jax.vmap(family.support)(-eye)])
+        largest = np.asarray(jnp.max(jnp.abs(ends), axis=0))
+    return np.asarray(4 * float_error(family.size) * (np.abs(root).T @ largest))
+
+
+def project(domain: Domain, column: Array) -> Array:
+    """Project records onto their domain: a width is a supremum over the domain and over nothing else."""
+    if domain.discrete:
+        return jnp.clip(column.astype(jnp.int32), domain.lo.astype(np.int32), domain.hi.astype(np.int32))
+    values = column.astype(jnp.float64)
+    if isinstance(domain, Ball):
+        norm = jnp.linalg.norm(values, axis=-1, keepdims=True)
+        return values * jnp.minimum(1.0, domain.radius / jnp.maximum(norm, 1e-300))
+    return jnp.clip(values, domain.lo, domain.hi)
+
+
+def coordinate_ranges(family: Family, root: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
+    """Proven integer range of each coordinate of one record's A' S(y), in units of gamma."""
+    with jax.enable_x64(True):
+        columns = jnp.asarray(root).T
+        hi = np.asarray(jax.vmap(family.support)(columns))
+        lo = -np.asarray(jax.vmap(family.support)(-columns))
+    if not np.all(np.abs([lo, hi]) <= gamma * lattice.SUM_LIMIT):
+        raise InvalidInput(_TOO_LARGE)
+    return np.floor(lo / gamma).astype(np.int64), np.ceil(hi / gamma).astype(np.int64)
+
+
+def exact_sum(
+    family: Family,
+    root: np.ndarray,
+    gamma: float,
+    n: int,
+    domain: Mapping[str, Domain],
+    records: Rows,
+    precision: str,
+) -> Array:
+    """Sum over records of A' S(y), less the middle of its range, in units of gamma. Private: never leaves `vault/`."""
+    lo, hi = coordinate_ranges(family, root, gamma)
+    if n * float(np.max(np.abs([lo, hi]).astype(np.float64))) > lattice.SUM_LIMIT:
+        raise InvalidInput(_TOO_LARGE)
+    middle = (lo + hi) // 2
+    matrix = jnp.asarray(root)
+
+    def one(record: Mapping[str, Array]) -> Array:
+        value = matrix.T @ family.statistic(record).astype(jnp.float64)
+        scaled = jnp.clip(value / gamma, -lattice.TERM_LIMIT, lattice.TERM_LIMIT)
+        return jnp.clip(jnp.round(scaled).astype(jnp.int64), lo, hi) - middle
+
+    def block_sum(block: Rows) -> Array:
+        cast = {name: cast_column(domain[name], column, precision) for name, column in block.columns.items()}
+        return add_up(
+            jax.vmap(one)({name: project(domain[name], column) for name, column in cast.items()}), block, axis=0
+        )
+
+    zero = jnp.zeros(len(middle), jnp.int64)
+    return jax.jit(lambda r: sum_over_blocks(r, BLOCK, block_sum, zero))(records)
+
+
+@dataclass(frozen=True)
+class ScalarQuestion:
+    """What is asked, step after step: all public."""
+
+    family: Family
+    model: Model
+    kernel: Kernel
+    range: Range
+    sigma: float
+    n: int
+    chains: int
+
+    @property
+    def gamma(self) -> float:
+        """Lattice of the answers."""
+        return lattice.choose_gamma(self.sigma, self.n)
+
+    @property
+    def gamma_sum(self) -> float:
+        """Lattice of the sum of statistics: as fine as float64 allows."""
+        with jax.enable_x64(True):
+            eye = jnp.eye(self.family.size)
+            largest = float(jnp.max(jnp.abs(jax.vmap(self.family.support)(jnp.concatenate([eye, -eye])))))
+        return float(2.0 ** (ceil(log2(max(largest, 1e-300) * self.n)) - SUM_LOG2))
+
+
+def compile_walk(question: ScalarQuestion) -> Callable[..., Answered]:
+    """Build the compiled loop: (total, states, draws, noise, limit, allowance) -> Answered, as `scan.compile_scan` does."""
+    family, model, kernel = question.family, question.model, question.kernel
+    sigma, n, gamma, gamma_sum, chains = question.sigma, question.n, question.gamma, question.gamma_sum, question.chains
+    lo, hi = coordinate_ranges(family, np.eye(family.size), gamma_sum)
+    middle = jnp.asarray((lo + hi) // 2, jnp.float64) * gamma_sum
+    half = jnp.asarray((hi - lo + 2) / 2 * gamma_sum)
+    own_error = jnp.asarray(evaluation_error(family, np.eye(family.size)))
+
+    def parts(theta: Array) -> tuple[Array, Array]:
+        values = model.constrain(theta)
+        return family.natural(values), family.log_g(values)
+
+    def charged(theta: Array, theta_prop: Array, v: Array) -> Array:
+        """What one record can move the scalar by, rounding included."""
+        low, high = question.range(theta, theta_prop)
+        error = float_error(family.size) * n * jnp.sum(jnp.abs(v) * half)
+        evaluated = 2 * jnp.sum(jnp.abs(v) * own_error)
+        return (high - low) * (1 + 1e-9) + gamma_sum * jnp.sum(jnp.abs(v)) + 2 * error + evaluated + gamma
+
+    def step(total: Array, states: State, draw: Draw, noise: Array) -> Any:
+        theta_prop = jax.vmap(kernel.propose)(states, draw)
+        log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
+        phi, log_g = jax.vmap(parts)(states.theta)
+        phi_prop, log_g_prop = jax.vmap(parts)(theta_prop)
+        v, public = phi_prop - phi, n * (log_g_prop - log_g)
+        widths = jax.vmap(charged)(states.theta, theta_prop, v)
+        # Outside the prior's support the answer is known without asking; a pair too far apart to be summed in 64 bits is
+        # rejected unasked too. Both rules are symmetric in the pair.
+        reach = n * jnp.sum(jnp.abs(v) * half, axis=1) / gamma
+        asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(widths) & jnp.isfinite(public) & (reach < lattice.SUM_LIMIT)
+        widths, v = jnp.where(asked, widths, 0.0), jnp.where(asked[:, None], v, 0.0)
+        quanta = jnp.where(asked, jnp.ceil((widths / sigma) ** 2 * (ROUNDING_GUARD * QUANTA_PER_UNIT)), 0.0)
+        fits = quanta.sum() < 2.0**62
+        charge = jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), lattice.BEYOND)
+
+        exact = (v * gamma_sum) @ total.astype(jnp.float64)
+        released = jnp.round(exact / gamma).astype(jnp.int64) + noise
+        d_n_noisy = jnp.where(asked, released.astype(jnp.float64) * gamma + n * (v @ middle) + public, jnp.nan)
+        ratio = log_prior_prop - states.log_prior
+        accepted = accepts(draw, d_n_noisy, ratio, jnp.zeros(chains), sigma) & asked
+        moved = jax.vmap(kernel.update)(states, theta_prop, log_prior_prop, accepted, draw)
+        return charge, moved, Transcript(moved.theta, theta_prop, d_n_noisy, widths, accepted)
+
+    def run(total: Array, states: State, draws: Draw, noise: Array, limit: Array, allowance: Array) -> Answered:
+        size, dim = noise.shape[0], model.dim
+        blank = Transcript(
+            theta=jnp.zeros((size, chains, dim)),
+            theta_prop=jnp.zeros((size, chains, dim)),
+            d_n_noisy=jnp.zeros((size, chains)),
+            sensitivity=jnp.zeros((size, chains)),
+            accepted=jnp.zeros((size, chains), bool),
+        )
+
+        def body(carry: Any) -> Any:
+            i, states, out, spent, _, _ = carry
+            charge, moved, row = step(total, states, jax.tree.map(lambda a: a[i], draws), noise[i])
+            enough = charge <= allowance - spent
+            states = jax.tree.map(lambda a, b: jnp.where(enough, a, b), moved, states)
+            out = jax.tree.map(lambda buffer, value: buffer.at[i].set(jnp.where(enough, value, buffer[i])), out, row)
+            return i + enough, states, out, spent + jnp.where(enough, charge, 0), charge, enough
+
+        zero = jnp.zeros((), jnp.int64)
+        start = (zero, states, blank, zero, zero, jnp.asarray(True))
+        steps, states, out, spent, needed, _ = lax.while_loop(lambda c: c[-1] & (c[0] < limit), body, start)
+        return Answered(states, out, steps, spent, needed)
+
+    return jax.jit(run)

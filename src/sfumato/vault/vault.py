@@ -1,0 +1,329 @@
+"""The vault: records behind a wall, and the two kinds of answer that leave it.
+
+`Vault.release` answers a pilot's question about a sum of vectors; `Vault.chunk` runs steps of a chain. Both reserve
+their whole charge in the ledger, durably, before a number is computed, and both hand out noisy values only. A crash
+after the reservation forfeits it: budget may be wasted, never overspent.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.domain import Domain
+from sfumato.errors import InvalidInput
+from sfumato.families.base import Family
+from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State
+from sfumato.model import Model, derivatives
+from sfumato.privacy.budget import cost_quanta
+from sfumato.sensitivity import Bounds
+from sfumato.sensitivity.reference import Reference
+from sfumato.vault import langevin, lattice, moments, reference, scan, sufficient
+from sfumato.vault.kinds import count_kinds
+from sfumato.vault.ledger import Account, Block
+from sfumato.vault.ledger.account import MAX_CAP
+from sfumato.vault.noise import NoisePool, Source, source_for
+from sfumato.vault.records import Records
+from sfumato.vault.trim import trim
+
+Array: TypeAlias = Any
+
+PRECISIONS = ("float64", "float32")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some steps of all chains, paid for: what the sampler keeps, and the block to settle once it is kept safe."""
+
+    states: State
+    transcript: scan.Transcript
+    steps: int
+    spent: int
+    needed: int
+    block: Block
+
+    def settle(self) -> None:
+        """Give the unspent rest of the block back; call when the transcript is durable."""
+        self.block.settle(self.spent)
+
+
+class Vault:
+    """Records, sensitivity, noise and ledger behind one wall.
+
+    Parameters
+    ----------
+    records
+        The validated table.
+    model, domain, bounds
+        Public: what is inferred, where records live, how far one record can move an answer.
+    account
+        Where every answer is paid for.
+    precision
+        "float64" or "float32": how records are evaluated. It costs accuracy of the log ratio, never privacy.
+    family, near
+        Public: the exponential family, if it is one; what is proven near a reference point (made if not given).
+    source
+        scale -> noise source. For tests alone; the public functions do not expose it.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        model: Model,
+        domain: Mapping[str, Domain],
+        bounds: Bounds,
+        account: Account,
+        *,
+        precision: str = "float64",
+        family: Family | None = None,
+        near: Reference | None = None,
+        source: Callable[[float], Source] | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise InvalidInput(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
+        self.n = records.n
+        records = count_kinds(records, domain)
+        self._model, self._domain, self._bounds, self._account = model, domain, bounds, account
+        self._precision, self._source, self._family = precision, source, family
+        self._near = near if near is not None else Reference(model, domain)
+        with jax.enable_x64(True):
+            self._records = records.on_device()
+        trim()
+        self._pools: list[NoisePool] = []
+        self._run: Callable[[State, Draw, int, int], scan.Answered] | None = None
+        self._gamma = 0.0
+        self._kept: Array = None
+        self._sums: dict[str, Callable[..., Array]] = {}
+
+    def __repr__(self) -> str:
+        return "<Vault sealed>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Vault is never serialised: it holds records and unused noise.")
+
+    # -- vectors: the pilot ---------------------------------------------------------------------------------------
+
+    def release(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float) -> np.ndarray:
+        r"""Noisy sum over records of a whitened gradient or information, each record's term cut to a ball.
+
+        Parameters
+        ----------
+        what
+            "gradient": :math:`A^\top \nabla\ell`; "information": the upper triangle of
+            :math:`-A^\top \nabla^2\ell\, A`, off-diagonal entries times :math:`\sqrt 2`.
+        theta, matrix
+            Where, and A.
+        radius
+            Terms longer than this are shortened to it: private always, a small bias for a pilot if it is chosen badly.
+        sigma
+            Noise per coordinate.
+
+        Notes
+        -----
+        Privacy: replacing one record moves the sum by at most :math:`2R + \gamma\sqrt k`, k the number of coordinates.
+        """
+        if not (np.isfinite(radius) and radius > 0 and np.isfinite(sigma) and sigma > 0):
+            raise InvalidInput(f"radius and sigma must be positive and finite, got {radius} and {sigma}.")
+        size = derivatives.size(what, self._model.dim)
+        gamma = lattice.choose_gamma(sigma, self.n)
+        moments.check_fits(self.n, radius, gamma)
+        moved = 2 * radius * moments.ROUNDING + gamma * size**0.5
+        charge = cost_quanta((moved / sigma) ** 2)
+        block = self._account.reserve(charge)
+        noise = self._noise(sigma / gamma, size).draw(size)
+        with jax.enable_x64(True):
+            if what not in self._sums:
+                self._sums[what] = moments.compile_sum(what, self._model, self._domain, self._precision)
+            point = (jnp.asarray(x, jnp.float64) for x in (theta, matrix, radius, gamma))
+            total = self._sums[what](self._records, *point)
+            answer = (np.asarray(total) + noise).astype(np.float64) * gamma
+        block.settle(charge)
+        trim()
+        return answer
+
+    # -- scalars: the chain ---------------------------------------------------------------------------------------
+
+    def begin(self, kernel: Kernel | Langevin, sigma: float, states: State) -> None:
+        """Settle kernel and noise for the chain to come, and compile its loop."""
+        self.close()
+        self._sums.clear()
+        trim()
+        with jax.enable_x64(True):
+            if isinstance(kernel, ReferenceLangevin):
+                self._begin_reference([kernel], sigma, states)
+            elif isinstance(kernel, Langevin):
+                self._begin_langevin(kernel, sigma, len(states.theta))
+            elif self._bounds.statistic and self._family is not None:
+                self._begin_scalar(self._family, kernel, sigma, len(states.theta))
+            else:
+                self._begin_walk(kernel, sigma, states)
+
+    def begin_each(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
+        """The same for chains that have a reference point each (with one step size and one trust region): many runs at once."""
+        self.close()
+        with jax.enable_x64(True):
+            self._begin_reference(kernels, sigma, states)
+
+    def _begin_walk(self, kernel: Kernel, sigma: float, states: State) -> None:
+        chains = len(states.theta)
+        gamma = lattice.choose_gamma(sigma, self.n)
+        question = scan.Question(
+            self._model,
+            self._domain,
+            kernel,
+            self._bounds.range_for(self.n),
+            sigma,
+            gamma,
+            self.n,
+            self.rows,
+            chains,
+            self._precision,
+        )
+        pool = NoisePool(self._noise(sigma / gamma, 1))
+        compiled = scan.compile_scan(question)
+        if question.cached:
+            self._kept = jax.jit(lambda r, t: scan.terms(question, r, t))(self._records, states.theta)
+        else:
+            self._kept = jnp.zeros((chains, 0))
+
+        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
+            size = len(draws.log_u)
+            noise = pool.take(size * chains).reshape(size, chains)
+            answered, self._kept = compiled(
+                self._records, states, self._kept, draws, jnp.asarray(noise), limit, allowance
+            )
+            return answered
+
+        self._run, self._pools, self._gamma = run, [pool], gamma
+
+    def _begin_scalar(self, family: Family, kernel: Kernel, sigma: float, chains: int) -> None:
+        """Walk on a family: the sum of statistics answers, without a pass over the records."""
+        question = sufficient.ScalarQuestion(family, self._model, kernel, self._bounds.range, sigma, self.n, chains)
+        root, gamma = np.eye(family.size), question.gamma_sum
+        total = sufficient.exact_sum(family, root, gamma, self.n, self._domain, self._records, self._precision)
+        pool = NoisePool(self._noise(sigma / question.gamma, 1, records=1))
+        compiled = sufficient.compile_walk(question)
+
+        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
+            size = len(draws.log_u)
+            noise = jnp.asarray(pool.take(size * chains).reshape(size, chains))
+            return compiled(total, states, draws, noise, limit, allowance)
+
+        self._run, self._pools, self._gamma = run, [pool], question.gamma
+
+    def _begin_langevin(self, kernel: Langevin, sigma: float, chains: int) -> None:
+        if self._family is None:
+            raise InvalidInput("kernel='langevin' needs an exponential family such as sf.families.Bernoulli().")
+        question = langevin.LangevinQuestion(self._family, self._model, kernel, sigma, self.n, chains)
+        total = langevin.exact_sum(question, self._domain, self._records, self._precision)
+        dim = len(total)
+        # No pass over the records a step: OpenDP's sampler would be all that one waits for.
+        vectors = NoisePool(self._noise(kernel.proposal_sigma / question.gamma, dim, records=1))
+        scalars = NoisePool(self._noise(sigma / question.gamma_scalar, 1, records=1))
+        compiled = langevin.compile_langevin(question)
+
+        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
+            size = len(draws.log_u)
+            noise = jnp.asarray(vectors.take(size * chains * dim).reshape(size, chains, dim))
+            scalar_noise = jnp.asarray(scalars.take(size * chains).reshape(size, chains))
+            return compiled(total, states, draws, noise, scalar_noise, limit, allowance)
+
+        self._run, self._pools, self._gamma = run, [vectors, scalars], question.gamma
+
+    def _begin_reference(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
+        """One kernel for all chains, or one for each (of the same step and trust region)."""
+        chains, dim, kernel = len(states.theta), self._model.dim, kernels[0]
+        question = reference.ReferenceQuestion(
+            self._model, self._domain, self._near, kernel.step, kernel.trust, sigma, self.n, self.rows, chains,
+            self._precision,
+        )  # fmt: skip
+        point = reference.point_at(question, kernels)
+        rows = self._records
+        at = point.centre, point.matrix, point.low, point.high
+        totals = jax.jit(lambda r, p: jax.lax.map(lambda q: reference.exact_total(question, r, *q), p))(rows, at)
+        gradients, self._kept = jnp.zeros((0, dim)), jnp.zeros((chains, 0))
+        if question.cached:
+            one = len(kernels) == 1
+            centres = point.centre[:1] if one else point.centre
+            each = jax.jit(lambda r, c: jax.lax.map(lambda t: reference.all_gradients(question, r, t), c))(
+                rows, centres
+            )
+            gradients = each[0] if one else each
+            self._kept = jax.jit(jax.vmap(lambda r, t: reference.terms(question, r, t), (None, 0)))(rows, states.theta)
+        vectors = NoisePool(self._noise(question.proposal_sigma / question.gamma, dim + 1))
+        scalars = NoisePool(self._noise(sigma / question.gamma_scalar, dim + 1))
+        compiled = reference.compile_reference(question)
+
+        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
+            size = len(draws.log_u)
+            noise = jnp.asarray(vectors.take(size * chains * dim).reshape(size, chains, dim))
+            scalar_noise = jnp.asarray(scalars.take(size * chains).reshape(size, chains))
+            answered, self._kept = compiled(
+                rows, point, totals, gradients, states, self._kept, draws, noise, scalar_noise, limit, allowance
+            )
+            return answered
+
+        self._run, self._pools, self._gamma = run, [vectors, scalars], question.gamma
+
+    def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Chunk:
+        """Take up to `limit` steps of every chain.
+
+        Parameters
+        ----------
+        states, draws
+            Where the chains are; public random numbers, one row per possible step.
+        limit
+            Steps at the most.
+        expected
+            Quanta to reserve for them; if they cost more, fewer steps are taken.
+        at_least
+            Quanta below which there is no use in reserving (what the next step is known to need).
+
+        Raises
+        ------
+        BudgetSpent
+            Before anything is computed, if not even `at_least` is left.
+        """
+        if self._run is None:
+            raise RuntimeError("Vault.begin must be called before Vault.chunk.")
+        block = self._account.reserve_up_to(max(expected, at_least), at_least)
+        with jax.enable_x64(True):
+            answered = self._run(states, scan.as_device(draws), limit, block.quanta)
+            steps = int(answered.steps)
+            parts = (None if part is None else np.asarray(part)[:steps] for part in answered.transcript)
+            transcript = scan.Transcript(*parts)
+        needed = min(int(answered.needed), MAX_CAP)  # beyond it no account can pay, and none is asked for more
+        return Chunk(answered.states, transcript, steps, int(answered.spent), needed, block)
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for noise so far."""
+        return sum(pool.waited for pool in self._pools)
+
+    @property
+    def gamma(self) -> float:
+        """Lattice of the running chain."""
+        return self._gamma
+
+    @property
+    def rows(self) -> int:
+        """Rows evaluated a step: n, or the kinds of record of a small finite domain. Public either way."""
+        return self._records.number
+
+    @property
+    def left(self) -> int:
+        """Quanta left in the account."""
+        return self._account.left
+
+    def close(self) -> None:
+        """Stop drawing noise and forget what was kept."""
+        for pool in self._pools:
+            pool.close()
+        self._pools, self._run, self._kept = [], None, None
+
+    def _noise(self, scale: float, coordinates: int, records: int | None = None) -> Source:
+        """The source for a query that evaluates so many rows (all of them by default)."""
+        return self._source(scale) if self._source else source_for(scale, records or self.rows, coordinates)

@@ -1,0 +1,82 @@
+"""Starts a node per line of standard input, by forking a process that has everything imported and nothing running.
+
+A line is ``start MODE COUNT``: the child kills itself with SIGKILL at the COUNT-th moment of that MODE, or lives until somebody
+else does. The pid is answered. Forking saves the imports, which are most of a start.
+"""
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import sfumato.node.serve as serving
+from sfumato.node.config import read_owner
+from sfumato.node.state import Node
+from sfumato.vault.ledger import Account, Journal, Ledger
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def bomb(owner: type, name: str, count: int, *, after: bool) -> None:
+    """Let the count-th call of a method be the last thing this process does."""
+    original, calls = getattr(owner, name), 0
+
+    def armed(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == count and not after:
+            die()
+        result = original(*arguments, **options)
+        if calls == count and after:
+            die()
+        return result
+
+    setattr(owner, name, armed)
+
+
+MOMENTS = {
+    "before-reserve": (Account, "reserve_up_to", False),
+    "after-reserve": (Account, "reserve_up_to", True),
+    "before-answer": (Journal, "append", False),
+    "after-answer": (Journal, "append", True),  # kept, not yet sent
+    "in-fold": (Journal, "_store", True),  # in the ledger, and still in the journal
+    "handshake": (Node, "handshake", False),
+    "open": (Node, "open_run", True),
+    "account": (Ledger, "account", True),
+}
+
+
+def child(path: Path, mode: str, count: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if mode in MOMENTS:
+        owner, name, after = MOMENTS[mode]
+        bomb(owner, name, count, after=after)
+    elif mode == "full-disk":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (count, count))
+    serving.serve(read_owner(path))
+
+
+def main() -> None:
+    from jax._src import xla_bridge
+
+    assert not xla_bridge._backends, "a fork must come before JAX starts its threads"
+    path = Path(sys.argv[1])
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
+    for line in sys.stdin:
+        _, mode, count = line.split()
+        pid = os.fork()
+        if pid == 0:
+            os.close(0)
+            try:
+                child(path, mode, int(count))
+            finally:
+                os._exit(1)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""A run may be killed at any moment: nothing is counted twice, nothing goes uncounted, no paid draw is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import sfumato as sf
+from sfumato.checkpoint import Checkpoint
+from sfumato.errors import CheckpointError, InvalidInput
+from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta
+
+DOMAIN = {"y": sf.Binary()}
+SETTINGS = {"epsilon": 4.0, "delta": 1e-5, "chains": 2, "seed": 3, "force": True, "max_iterations": 20_000}
+
+
+def coin(y):
+    p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(probs=p), obs=y)
+
+
+def table(n=60_000):
+    return {"y": (np.random.default_rng(0).random(n) < 0.3).astype(int)}
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    sys.path.insert(0, {tests!r})
+    from chaos.test_resume import SETTINGS, DOMAIN, coin, table
+    import sfumato as sf
+    from sfumato import sampler
+    sampler._CHUNK_TERMS = 2 * 2 * 40          # two kinds of record, two chains: chunks small enough to hit
+    run = sf.sample(coin, table(), domain=DOMAIN, checkpoint={folder!r}, progress=False, **SETTINGS)
+    print(run.stop_reason.name, run.iterations, flush=True)
+    """
+)
+
+
+def start(folder: Path) -> subprocess.Popen:
+    code = SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=str(folder))
+    environment = os.environ | {"SFUMATO_STATE": str(folder.parent / "state")}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def wait_for_chunks(folder: Path, count: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 240
+    while len(list(folder.glob("chunk-*.npz"))) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def check_account(folder: Path, run: sf.Run) -> None:
+    """The ledger covers at least what the transcript cost, and never passes the cap."""
+    terms = json.loads((folder / "run.json").read_text())
+    with sf.Ledger(folder / "ledger.sqlite") as ledger:
+        assert ledger.verify().ok
+        assert ledger.spent <= cap_quanta(terms["mu"])
+        realised = ((run.transcript["sensitivity"] / run.transcript["sigma"]) ** 2).sum()
+        pilot = sum((2 * r["radius"] / r["sigma"]) ** 2 for r in run.pilot["releases"])
+        assert realised + pilot <= ledger.spent / QUANTA_PER_UNIT * (1 + 1e-12)
+        assert run.privacy.spent_mu**2 == pytest.approx(ledger.spent / QUANTA_PER_UNIT)
+
+
+@pytest.fixture(autouse=True)
+def private_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+
+
+def test_kill_9_then_resume_keeps_every_durable_draw_and_the_account(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_chunks(folder, 3, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = [saved.transcript["theta"] for saved in Checkpoint(folder).read()]
+    run = sf.resume(folder, table(), model=coin)
+    assert run.stop_reason in (sf.StopReason.FINISHED, sf.StopReason.BUDGET_SPENT)
+    kept = np.swapaxes(np.concatenate(before), 0, 1)
+    assert np.array_equal(run.transcript["theta"][:, : kept.shape[1]], kept)
+    assert run.iterations > kept.shape[1]
+    check_account(folder, run)
+
+
+def test_ctrl_c_returns_the_chain_so_far_and_it_can_go_on(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_chunks(folder, 2, process)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    reason, iterations = output.split()
+    assert reason == "INTERRUPTED"
+    assert 0 < int(iterations) < SETTINGS["max_iterations"]
+    run = sf.resume(folder, table(), model=coin)
+    assert run.iterations > int(iterations)
+    check_account(folder, run)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A short finished run, copied by the tests that damage it."""
+    base = tmp_path_factory.mktemp("base")
+    os.environ["SFUMATO_STATE"] = str(base / "state")
+    settings = SETTINGS | {"max_iterations": 60}
+    sf.sample(coin, table(3000), domain=DOMAIN, checkpoint=base / "run", progress=False, **settings)
+    return base
+
+
+@pytest.fixture
+def copy(finished, tmp_path, monkeypatch):
+    import shutil
+
+    monkeypatch.setenv("SFUMATO_STATE", str(finished / "state"))
+    return Path(shutil.copytree(finished / "run", tmp_path / "copy"))
+
+
+def test_resuming_a_finished_run_changes_nothing(copy):
+    with sf.Ledger(copy / "ledger.sqlite") as ledger:
+        before = ledger.spent
+    steps = sum(len(saved.transcript["accepted"]) for saved in Checkpoint(copy).read())
+    run = sf.resume(copy, table(3000), model=coin)
+    assert run.iterations == steps > 0
+    with sf.Ledger(copy / "ledger.sqlite") as ledger:
+        assert ledger.spent == before
+
+
+def test_a_corrupt_chunk_is_found(copy):
+    chunk = next(copy.glob("chunk-*.npz"))
+    body = bytearray(chunk.read_bytes())
+    body[len(body) // 2] ^= 1
+    chunk.write_bytes(bytes(body))
+    with pytest.raises(CheckpointError, match="corrupt"):
+        sf.resume(copy, table(3000), model=coin)
+
+
+def test_corrupt_terms_are_found(copy):
+    (copy / "run.json").write_text("{")
+    with pytest.raises(CheckpointError, match="corrupt"):
+        sf.resume(copy, table(3000), model=coin)
+
+
+def test_other_records_other_models_and_other_ledgers_are_refused(copy, tmp_path):
+    other = table(3000)
+    other["y"][0] ^= 1
+    with pytest.raises(CheckpointError, match="not the records"):
+        sf.resume(copy, other, model=coin)
+
+    def other_coin(y):
+        p = numpyro.sample("p", dist.Beta(2.0, 1.0))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(probs=p), obs=y)
+
+    with pytest.raises(CheckpointError, match="model is not the one"):
+        sf.resume(copy, table(3000), model=other_coin)
+    with (
+        sf.Ledger(tmp_path / "other.sqlite", epsilon=5, delta=1e-5) as ledger,
+        pytest.raises(InvalidInput, match="ledger"),
+    ):
+        sf.resume(copy, table(3000), model=coin, ledger=ledger)
+
+
+def test_another_sensitivity_is_refused(copy):
+    """Else draws that were clipped would end up in a statement that calls them exact."""
+    with pytest.raises(InvalidInput, match="sensitivity it was started with"):
+        sf.resume(copy, table(3000), model=coin, sensitivity=sf.Clip(per_step=0.05))
+
+
+def test_a_folder_without_a_run_or_with_one_already_is_refused(copy, tmp_path):
+    with pytest.raises(CheckpointError, match=r"no run\.json"):
+        sf.resume(tmp_path, table(3000), model=coin)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        sf.sample(coin, table(3000), domain=DOMAIN, checkpoint=copy, **SETTINGS)
+
+
+def test_a_full_disk_loses_nothing_that_was_paid_for(tmp_path):
+    """A real limit on file size: the first chunk cannot be written; the error carries the draws."""
+    code = textwrap.dedent(
+        """
+        import sys, resource, signal
+        sys.path.insert(0, {tests!r})
+        from chaos.test_resume import SETTINGS, DOMAIN, coin, table
+        import sfumato as sf
+        from sfumato import checkpoint
+        from sfumato.errors import CheckpointError
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        write = checkpoint.Checkpoint._write
+        def full(self, name, body):
+            if name.startswith("chunk"):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            write(self, name, body)
+        checkpoint.Checkpoint._write = full
+        try:
+            sf.sample(coin, table(3000), domain=DOMAIN, checkpoint={folder!r}, progress=False, **SETTINGS)
+        except CheckpointError as error:
+            print(error.run.iterations, error.run.stop_reason.name, error)
+        """
+    ).format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path / "run"))
+    environment = os.environ | {"SFUMATO_STATE": str(tmp_path / "state")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    iterations, reason, *_ = done.stdout.split()
+    assert int(iterations) > 0
+    assert reason == "INTERRUPTED"
+    assert "free some space" in done.stdout

@@ -1,0 +1,226 @@
+"""The noise-aware posterior: calibrated where a chain cannot mix, equal to its own grid, honest about what it is."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import sfumato as sf
+from helpers import FALSE_ALARM
+from sfumato import noise_aware
+from sfumato.errors import InvalidInput, Unsupported
+
+LEVEL = 0.9
+GRID = np.linspace(-12, 12, 601)
+SETS = 1000
+
+
+def posterior_grid(family, n, z, variance, grid, normal=False):
+    """Posterior weights on a grid of theta for many measurements at once, shape (sets, grid)."""
+    model = family.to_model()
+    with jax.enable_x64(True):
+
+        def column(theta):
+            values = model.constrain(theta[None])
+            law = noise_aware.moments_of(family, False)(values)
+            total = n * law[1][0, 0] + variance
+            return model.log_prior(theta[None]) - (z - n * law[0][0]) ** 2 / (2 * total) - jnp.log(total) / 2
+
+        def mixture(theta):
+            values = model.constrain(theta[None])
+            s = np.arange(0.0, n * float(family.domain["y"].hi) + 1)[: noise_aware.MAX_COUNTS]
+            mass = noise_aware.log_base(family, n, s) + family.natural(values)[0] * s + n * family.log_g(values)
+            noise = -((z[:, None] - s) ** 2) / (2 * variance)
+            return model.log_prior(theta[None]) + jax.scipy.special.logsumexp(mass + noise, axis=1)
+
+        values = np.asarray(jax.lax.map(column if normal else mixture, jnp.asarray(grid))).T
+    weight = np.exp(values - values.max(axis=1, keepdims=True))
+    return weight / weight.sum(axis=1, keepdims=True)
+
+
+def ranks(family, n, truth, sums, sd, grid, normal, rng) -> np.ndarray:
+    """Posterior probability below the truth, one per data set: uniform if the posterior is calibrated."""
+    z = sums + sd * rng.standard_normal(len(sums))
+    weight = posterior_grid(family, n, z, sd**2, grid, normal)
+    return np.array([w[grid <= t].sum() for w, t in zip(weight, truth, strict=True)])
+
+
+def covered(below: np.ndarray) -> int:
+    """How many of the central 90 % intervals hold the truth."""
+    return int(np.sum((below > (1 - LEVEL) / 2) & (below < (1 + LEVEL) / 2)))
+
+
+def in_band(hits: int, sets: int) -> bool:
+    return stats.binomtest(hits, sets, LEVEL).pvalue > FALSE_ALARM
+
+
+def bernoulli_sets(rng, n):
+    p = rng.beta(1, 1, SETS)
+    return np.log(p / (1 - p)), rng.binomial(n, p).astype(float)
+
+
+@pytest.mark.parametrize("normal", [False, True], ids=["exact counts", "central limit"])
+def test_intervals_cover_what_they_say_where_a_chain_has_less_than_one_effective_draw(normal):
+    rng = np.random.default_rng(1)
+    family, n, mu = sf.families.Bernoulli(), 300, 0.1
+    assert mu**2 * n / 4 < 1  # the one-shot limit of ESS, at its largest
+    truth, sums = bernoulli_sets(rng, n)
+    below = ranks(family, n, truth, sums, 1 / mu, GRID, normal, rng)
+    assert in_band(covered(below), SETS)
+
+
+def test_a_posterior_that_forgets_the_noise_is_caught():
+    rng = np.random.default_rng(2)
+    family, n = sf.families.Bernoulli(), 300
+    truth, sums = bernoulli_sets(rng, n)
+    z = np.clip(sums + 10 * rng.standard_normal(SETS), 0, n)
+    weight = posterior_grid(family, n, z, 1e-2, GRID)
+    below = np.array([w[GRID <= t].sum() for w, t in zip(weight, truth, strict=True)])
+    assert not in_band(covered(below), SETS)
+
+
+def test_small_counts_are_calibrated_with_the_exact_mixture():
+    """n = 1000 at p near e^-6."""
+    import numpyro.distributions as dist
+
+    rng = np.random.default_rng(3)
+    family, n = sf.families.Bernoulli(prior=dist.Beta(2.0, 800.0)), 1000
+    p = rng.beta(2.0, 800.0, SETS)
+    truth, sums = np.log(p / (1 - p)), rng.binomial(n, p).astype(float)
+    below = ranks(family, n, truth, sums, 0.5, np.linspace(-14, -3, 551), False, rng)
+    assert stats.kstest(below, "uniform").pvalue > FALSE_ALARM
+
+
+def test_small_counts_need_the_exact_mixture():
+    """The normal approximation is visibly off where counts are few, and as good as exact where they are many."""
+    family, n, grid = sf.families.Bernoulli(), 1000, np.linspace(-20, 4, 2401)
+    z = np.array([0.0, 1.0, np.exp(-6) * n, 250.0])
+    exact, normal = (posterior_grid(family, n, z, 0.25, grid, approximate) for approximate in (False, True))
+    apart = np.abs(exact - normal).sum(axis=1) / 2  # total variation
+    assert np.all(apart[:3] > 0.05)
+    assert apart[3] < 0.01
+
+
+CASES = {
+    "bernoulli, counts": (sf.families.Bernoulli(), 1000, 250.0, 20.0, -4, 2),
+    "poisson, rare": (sf.families.Poisson(5), 1000, 2.5, 3.0, -12, -3),
+    "normal": (sf.families.Normal(1.0, -4, 4), 500, 120.0, 60.0, -3, 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nuts_agrees_with_the_grid(case):
+    family, n, z, sd, lo, hi = CASES[case]
+    found = noise_aware.sample_posterior(
+        family, noise_aware.from_copies(np.array([z]), sd**2, n), None, draws=1000, warmup=300, seed=1
+    )
+    grid = np.linspace(lo, hi, 2001)
+    weight = posterior_grid(family, n, np.array([z]), sd**2, grid, normal=case == "normal")[0]
+    theta = found.theta[..., 0]
+    mean = grid @ weight
+    scale = ((grid - mean) ** 2 @ weight) ** 0.5
+    import arviz
+
+    for function in (lambda x: (x - mean) / scale, lambda x: ((x - mean) / scale) ** 2):
+        error = arviz.mcse(function(theta)).item()
+        assert abs(function(theta).mean() - function(grid) @ weight) < stats.norm.isf(FALSE_ALARM / 4) * error
+    assert ("exact law" in found.label) == (case != "normal")
+
+
+def test_singular_precision_is_never_inverted():
+    """Answers along one direction of three: the posterior there is right, elsewhere it is the prior's."""
+    rng = np.random.default_rng(4)
+    v = np.array([1.0, -2.0, 0.5])
+    answers = v @ np.array([30.0, 10.0, 4.0]) + 2 * rng.standard_normal(40)
+    found = noise_aware.from_answers(np.tile(v, (40, 1)), answers, np.full(40, 2.0), 100)
+    assert found.basis.shape == (3, 1)
+    unit = v / np.linalg.norm(v)
+    assert np.allclose(np.abs(found.basis[:, 0]), np.abs(unit))
+    sign = np.sign(found.basis[:, 0] @ unit)
+    assert found.value[0] * sign == pytest.approx(answers.mean() / np.linalg.norm(v))
+    assert found.variance[0] == pytest.approx(4 / 40 / (v @ v))
+
+
+def test_full_rank_answers_give_weighted_least_squares():
+    rng = np.random.default_rng(5)
+    v, sigma, truth = (
+        rng.standard_normal((200, 3)) * [1, 1e4, 1e-3],
+        rng.uniform(0.5, 3, 200),
+        np.array([3.0, 1e-3, 40.0]),
+    )
+    answers = v @ truth + sigma * rng.standard_normal(200)
+    found = noise_aware.from_answers(v, answers, sigma, 10)
+    precision = (v / sigma[:, None] ** 2).T @ v
+    expected = np.linalg.solve(precision, (v / sigma[:, None] ** 2).T @ answers)
+    assert np.allclose(found.basis @ found.value, expected, rtol=1e-7)
+    assert np.allclose(found.basis @ np.diag(found.variance) @ found.basis.T, np.linalg.inv(precision), rtol=1e-6)
+
+
+def test_a_run_and_its_bundle_tell_the_same():
+    family = sf.families.Bernoulli()
+    y = (np.random.default_rng(6).random(2000) < 0.3).astype(int)
+    bundle = sf.release(family, {"y": y}, epsilon=1.0, delta=1e-6, copies=2000)
+    run = sf.sample(family, bundle, seed=0, force=True, kernel="random-walk")
+    from sfumato.noise_aware import _answers
+
+    directions, answers, sigma = _answers(run, family)
+    chain = noise_aware.from_answers(directions, answers, sigma, 2000)
+    # Nine tenths of the copies went to the chain, and in one dimension each of its answers is worth a whole copy.
+    assert chain.variance[0] == pytest.approx(bundle.xi / len(answers))
+    assert len(answers) >= 1796 - 4
+    found = run.noise_aware(draws=200, warmup=200, chains=2)
+    assert found.measurement.variance[0] == pytest.approx(bundle.xi / 2000, rel=0.01)
+    assert (
+        abs(found.measurement.basis[0, 0] * found.measurement.value[0] - bundle.mean()[0])
+        < 0.2 * (bundle.xi / 2000) ** 0.5
+    )
+    with pytest.raises(InvalidInput, match="family"):
+        from dataclasses import replace
+
+        replace(run, family=None).noise_aware()
+
+
+def test_a_live_run_of_a_family_offers_it_too():
+    family = sf.families.Bernoulli()
+    y = (np.random.default_rng(7).random(3000) < 0.3).astype(int)
+    run = sf.sample(
+        family, {"y": y}, epsilon=2.0, delta=1e-6, seed=0, force=True, kernel="random-walk", max_iterations=300
+    )
+    found = run.noise_aware(draws=300, warmup=300, chains=2)
+    assert abs(found.draws["p"].mean() - y.mean()) < 5 * found.draws["p"].std()
+    assert found.draws["p"].std() < 0.2
+
+
+def test_it_says_what_it_is():
+    family = sf.families.Normal(1.0, -4, 4)
+    y = np.random.default_rng(8).normal(0.5, 1, 500).clip(-4, 4)
+    bundle = sf.release(family, {"y": y}, epsilon=1.0, delta=1e-6, copies=10)
+    found = bundle.noise_aware(draws=100, warmup=200, chains=2)
+    assert "approximation: central limit theorem for S_n; not independent evidence to pool with the chain" in repr(
+        found
+    )
+    assert found.to_arviz().attrs["label"] == found.label
+    assert "mean" in found.summary().columns
+    assert found.privacy.epsilon == 1.0
+    assert bundle.left == 10  # post-processing uses no copy up
+
+
+def test_clamped_records_get_the_moments_of_clamped_records():
+    key = jax.random.key(0)
+    for family, values in (
+        (sf.families.Poisson(3), {"rate": 2.5}),
+        (sf.families.Normal(1.0, -0.5, 1.5), {"mean": 0.9}),
+        (sf.families.Geometric(4), {"p": 0.3}),
+    ):
+        with jax.enable_x64(True):
+            mean, covariance = noise_aware.moments_of(family, True)(values)
+            drawn = family.sample(values, key, 400_000)["y"].astype(float)
+        assert abs(drawn.mean() - float(mean[0])) < 6 * drawn.std() / 400_000**0.5
+        assert drawn.var() == pytest.approx(float(covariance[0, 0]), rel=0.02)
+
+
+def test_families_without_moments_are_refused():
+    family = sf.families.LinearRegression(sf.Box(-1, 1, shape=(1,)), sf.Interval(-3, 3))
+    with pytest.raises(Unsupported, match="covariates"):
+        noise_aware.require_moments(family)

@@ -1,0 +1,92 @@
+"""`owner.toml`: every key is checked, a misspelt one is an error, and the defaults keep the node at home."""
+
+import pytest
+
+from sfumato.errors import InvalidInput
+from sfumato.node import config
+from sfumato.node.config import check_listen, read_owner, template
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(change=lambda text: text):
+        path = tmp_path / "owner.toml"
+        path.write_text(change(template()))
+        return path
+
+    return write
+
+
+def test_the_template_is_a_complete_owners_file(written):
+    file = read_owner(written())
+    assert list(file.studies) == ["coin"]
+    assert file.listen.host == "127.0.0.1"
+    assert file.columns == {"y": "said_yes"}
+    assert file.budgets.total.epsilon == 3.0
+    assert file.limits == config.Limits()
+
+
+def test_every_commented_line_of_the_template_is_a_key_that_works(written):
+    """What a person uncomments must not be an error."""
+
+    def uncomment(text):
+        lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in text.splitlines()]
+        return "\n".join(lines)
+
+    file = read_owner(written(uncomment))
+    assert file.listen.certificate == "node.pem"
+    assert file.budgets.analysts["alice"].epsilon == 2.5
+    assert file.studies["coin"].theta_bound == 100.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('name = "', 'nam = "', "nam"),
+        ("[data]", "[dat]", "dat"),
+        ("epsilon = 3.0", "epsilon = -3.0", "> 0|greater"),
+        ("epsilon = 3.0", 'epsilon = "3"', "float"),
+        ("epsilon = 3.0", "epsilon = nan", "finite|positive|> 0|nan"),
+        ("delta = 1e-6 }         # everything", "delta = 1.5 }         # everything", "delta"),
+        ("[studies.coin]", '[studies."../etc"]', "a name is made of"),
+        ("[studies.coin]", '[studies."a.b"]', "a name is made of"),
+        ("port = 8750", "port = 99999", "65535"),
+        ('kind = "binary"', 'kind = "bin"', "kind of a domain"),
+        ("[limits]", "[limits]\nmessages = 3", "messages"),
+        ('host = "127.0.0.1"', 'host = "127.0.0.1"\ncertificate = "a.pem"', "together"),
+    ],
+)
+def test_what_breaks_a_rule_is_named(written, old, new, words):
+    path = written(lambda text: text.replace(old, new, 1))
+    assert new in path.read_text()
+    with pytest.raises(InvalidInput, match=words):
+        read_owner(path)
+
+
+def test_a_missing_or_broken_file_is_one_sentence(tmp_path):
+    with pytest.raises(InvalidInput, match="sfumato init"):
+        read_owner(tmp_path / "nowhere.toml")
+    (tmp_path / "broken.toml").write_text("name = ")
+    with pytest.raises(InvalidInput, match="not valid TOML"):
+        read_owner(tmp_path / "broken.toml")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
+def test_loopback_needs_no_certificate(host):
+    check_listen(config.Listen(host=host), dev=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "node.example", "localhost.evil.example"])  # noqa: S104
+def test_any_other_address_needs_tls_or_dev(host):
+    with pytest.raises(InvalidInput, match="needs TLS"):
+        check_listen(config.Listen(host=host), dev=False)
+    check_listen(config.Listen(host=host), dev=True)
+    check_listen(config.Listen(host=host, certificate="a", key="b"), dev=False)
+
+
+def test_every_limit_is_in_the_manual():
+    from pathlib import Path
+
+    manual = (Path(__file__).parents[3] / "docs" / "node.md").read_text()
+    for name in config.Limits.__struct_fields__:
+        assert f"`{name}`" in manual, name

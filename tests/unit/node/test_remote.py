@@ -1,0 +1,314 @@
+"""A run over the wire is the local run: same noise, same draws, to the last bit; and it survives a broken line."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sfumato as sf
+from node_helpers import YES, N, Process, call, load, prepare, threaded, wait_for
+from sfumato.access.questions import Ratio, Release, Statistic, Terms
+from sfumato.access.remote import connect
+from sfumato.access.rounds import Rounds
+from sfumato.errors import BudgetSpent, InvalidInput, LedgerError, OwnerRefused
+from sfumato.families.langevin import public_part
+from sfumato.kernel import Guided, Langevin, PublicStream, State
+from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta
+from sfumato.study import make_study
+from sfumato.vault import records
+from sfumato.vault.lattice import choose_gamma
+from sfumato.vault.ledger import Ledger
+from sfumato.vault.vault import Vault
+from unit.owners.fixed_noise import Fixed
+
+CHAINS, STEPS, CAP = 3, 50, 2**60
+DOMAIN = {"y": sf.Binary()}
+WALK = Terms(kernel="walk", chains=1, sigma=2.0, gamma=choose_gamma(2.0, N))
+RATIO = Ratio(theta=[[-0.8]], theta_prop=[[-0.81]], asked=[True])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("owner")
+    return folder, prepare(folder)
+
+
+@pytest.fixture(scope="module")
+def node(folder):
+    with threaded(folder[0], source=Fixed) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alice(node, folder):
+    return connect(node.url, token=folder[1]["alice"])
+
+
+def door_for(owner, folder, name="coin", kernel="guided", run_id="run", epsilon=2.0):
+    approved, study, n = owner.study(load(folder[0], name), kernel=kernel)
+    assert (approved, n) == (name, N)
+    return study, owner.door(approved, study.model.fingerprint(), epsilon=epsilon, delta=1e-6, run_id=run_id)
+
+
+def drive(study, kernel, sigma, access, stream):
+    with jax.enable_x64(True):
+        theta = jnp.asarray(np.linspace(-0.9, -0.8, CHAINS)[:, None])
+        pending = jnp.full(theta.shape, jnp.nan) if isinstance(kernel, Langevin) else None
+        states = State(theta, jax.vmap(study.model.log_prior)(theta), jnp.asarray(stream.directions(1)), pending)
+    access.begin(kernel, sigma, states)
+    chunk = access.chunk(states, stream.peek(kernel, STEPS), STEPS, 2**58)
+    access.close()
+    assert chunk.steps == STEPS
+    names = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted")
+    return {name: np.asarray(getattr(chunk.transcript, name)) for name in names}
+
+
+def local(study, kernel, sigma):
+    with Ledger.in_memory(CAP) as ledger:
+        table = records.load({"y": YES}, study.domain)
+        vault = Vault(
+            table, study.model, study.domain, study.bounds, ledger.account("a", CAP), family=study.family, source=Fixed
+        )
+        return drive(study, kernel, sigma, vault, PublicStream(3, CHAINS))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("coin", "guided"), ("bern", "langevin")])
+def test_draws_over_the_wire_are_the_local_ones_bit_for_bit(alice, folder, name, kind):
+    study, door = door_for(alice, folder, name, kind, run_id=f"bits-{kind}", epsilon=8.0)
+    if kind == "guided":
+        kernel, sigma = Guided(np.eye(1) * 0.05, 0.7), 3.0
+    else:
+        kernel, sigma = Langevin(np.eye(1) * 0.05, 0.3, public_part(study.family, study.model, N)), 2.0
+    rounds = Rounds(study.model, [door], run_id="bits")
+    remote = drive(study, kernel, sigma, rounds, PublicStream(3, CHAINS))
+    here = local(study, kernel, sigma)
+    assert 0 < here["accepted"].mean() < 1
+    for key, value in here.items():
+        assert np.array_equal(value, remote[key], equal_nan=value.dtype != bool), key
+
+
+def test_plan_and_sample_take_an_owner_wherever_data_are_taken(alice, node, folder, tmp_path):
+    coin = load(folder[0], "coin")
+    plan = sf.plan(coin, alice, epsilon=3.0, delta=1e-6, chains=2)
+    assert (plan.n, plan.epsilon) == (N, 3.0)
+    with pytest.raises(InvalidInput, match="the owner's to say"):
+        sf.plan(coin, alice, n=7, epsilon=3.0, delta=1e-6)
+    with pytest.raises(InvalidInput, match="sees no data"):
+        sf.plan(coin, {"y": YES}, epsilon=3.0, delta=1e-6)
+    run = sf.sample(
+        coin, alice, epsilon=3.0, delta=1e-6, chains=2, max_iterations=120, seed=1, checkpoint=tmp_path / "kept"
+    )
+    assert run.draws["p"].shape[0] == 2
+    assert 0.2 < float(run.draws["p"].mean()) < 0.4
+    assert (run.privacy.epsilon, run.privacy.n, run.privacy.shared_ledger) == (3.0, N, True)
+    spent = [state.spent for state in node.node.books.ledger.accounts() if state.about.get("epsilon") == 3.0]
+    assert run.privacy.spent_mu**2 == pytest.approx(spent[0] / QUANTA_PER_UNIT, rel=1e-6)
+
+
+def test_the_handshake_says_what_is_public_and_no_more(alice, node, folder):
+    study = alice.studies["coin"]
+    assert (alice.name, study.n, study.domain) == ("St Elsewhere", N, {"y": {"kind": "binary"}})
+    status, said = call(f"{node.url}/api/handshake", folder[1]["alice"])
+    assert status == 200
+    assert set(said) == {"name", "outside", "precision", "studies", "analyst", "left", "version", "protocol"}
+
+
+def test_a_model_the_owner_did_not_approve_is_refused_on_both_sides(alice, folder):
+    def other(y):
+        import numpyro
+        import numpyro.distributions as dist
+
+        p = numpyro.sample("p", dist.Beta(2, 2))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("obs", dist.Bernoulli(p), obs=y)
+
+    with pytest.raises(InvalidInput, match="approved: coin"):
+        alice.study(other)
+    with pytest.raises(OwnerRefused) as refused:
+        alice.door("coin", make_study(other, DOMAIN).model.fingerprint(), epsilon=1.0, delta=1e-6, run_id="x")
+    assert refused.value.code == "other-model"
+
+
+def test_the_domain_is_the_owners(alice, folder):
+    with pytest.raises(InvalidInput, match="the owner's to declare"):
+        alice.study(load(folder[0], "coin"), {"y": sf.Integers(0, 3)})
+
+
+def test_the_same_id_gives_the_same_bytes_for_ever_and_other_content_is_refused(alice, folder):
+    _, door = door_for(alice, folder, run_id="same")
+    door.begin(WALK)
+    first = door.ask("q/1", RATIO)
+    spent = door.left
+    assert door.ask("q/1", RATIO) == first
+    assert door.left == spent
+    again = door_for(alice, folder, run_id="same")[1]  # a second connection takes the run over
+    again.begin(WALK)
+    assert again.ask("q/1", RATIO) == first
+    with pytest.raises(LedgerError, match="another content"):
+        again.ask("q/1", Ratio(theta=[[-0.8]], theta_prop=[[-0.82]], asked=[True]))
+    assert again.ask("q/2", RATIO) != first
+    again.close()
+
+
+def test_runs_of_two_analysts_do_not_share_ids(node, alice, folder):
+    bob = connect(node.url, token=folder[1]["bob"])
+    doors = [door_for(owner, folder, run_id="twin")[1] for owner in (alice, bob)]
+    answers = []
+    for door in doors:
+        door.begin(WALK)
+        answers.append([door.ask(f"q/{i}", RATIO).numbers for i in range(3)])
+        door.close()
+    assert len(node.node.books.ledger.accounts()) >= 6
+    assert {"run alice/twin", "run bob/twin"} <= {state.name for state in node.node.books.ledger.accounts()}
+    assert answers[0] == answers[1]  # the injected noise starts anew for each run: only their accounts differ
+
+
+def test_what_was_spent_is_what_the_answers_cost(node, alice, folder):
+    _, door = door_for(alice, folder, run_id="costs")
+    cap = door.facts.cap
+    assert cap == cap_quanta(door.facts.mu)
+    door.begin(WALK)
+    cost = sum(door.ask(f"q/{i}", RATIO).quanta for i in range(5))
+    assert door.left == cap - cost
+    door.close()
+
+
+def test_a_budget_ends_with_budget_spent_and_old_answers_stay(alice, folder):
+    study, door = door_for(alice, folder, run_id="small", epsilon=0.2)
+    wide = Ratio(theta=[[-0.8]], theta_prop=[[-0.78]], asked=[True])
+    door.begin(WALK)
+    first, asked = door.ask("q/0", wide), 1
+    with pytest.raises(BudgetSpent):
+        for asked in range(1, 10_000):
+            door.ask(f"q/{asked}", wide)
+    assert asked > 1
+    assert door.ask("q/0", wide) == first
+    assert 0 <= door.left < first.quanta
+    door.close()
+
+
+def test_a_broken_line_is_mended_and_the_question_asked_again(node, alice, folder):
+    _, door = door_for(alice, folder, run_id="broken")
+    door.begin(WALK)
+    first = door.ask("q/0", RATIO)
+    door._socket.socket.shutdown(2)  # the cable
+    assert door.ask("q/0", RATIO) == first
+    door._socket.socket.shutdown(2)
+    assert door.ask("q/1", RATIO).id == "q/1"
+    door.close()
+
+
+def test_a_pause_holds_answers_back_and_a_patient_client_gets_them(node, alice, folder):
+    _, door = door_for(alice, folder, run_id="pause")
+    door.begin(WALK)
+    node.node.pause("owner")
+    done = []
+    asking = threading.Thread(target=lambda: done.append(door.ask("q/0", RATIO)))
+    asking.start()
+    time.sleep(0.5)
+    assert not done
+    node.node.resume("owner")
+    asking.join(20)
+    assert done[0].id == "q/0"
+    door.close()
+
+
+def test_a_pilots_release_needs_no_terms_but_a_chain_does(alice, folder):
+    _, door = door_for(alice, folder, run_id="pilot")
+    release = Release(what="gradient", theta=[-0.8], matrix=[[0.05]], radius=1.0, sigma=20.0)
+    assert len(door.ask("pilot/0", release).numbers) == 1
+    with pytest.raises(OwnerRefused) as refused:
+        door.ask("q/0", RATIO)
+    assert refused.value.code == "not-begun"
+    door.begin(WALK)
+    with pytest.raises(OwnerRefused) as refused:
+        door.ask("q/0", Statistic(chains=1))
+    assert refused.value.code == "bad-request"
+    door.close()
+
+
+def test_plain_http_to_another_machine_is_refused_before_the_token_is_sent():
+    with pytest.raises(InvalidInput, match="in the clear"):
+        connect("http://node.example:8750", token="sfu_a_b")
+    with pytest.raises(InvalidInput, match="https://host:port"):
+        connect("ftp://node.example", token="sfu_a_b")
+
+
+def test_a_wrong_token_and_a_wrong_address_are_told_apart(node, tmp_path):
+    with pytest.raises(OwnerRefused) as refused:
+        connect(node.url, token="sfu_alice_" + "A" * 43)
+    assert refused.value.code == "unauthorised"
+    with pytest.raises(ConnectionError, match="no node answers"):
+        connect("http://127.0.0.1:9", token="sfu_alice_" + "A" * 43)
+
+
+def test_a_tick_releases_answers_on_the_beat(tmp_path):
+    tokens = prepare(tmp_path, limits="answer_tick_ms = 60")
+    with threaded(tmp_path) as running:
+        owner = connect(running.url, token=tokens["alice"])
+        _, door = door_for(owner, (tmp_path, tokens))
+        door.begin(WALK)
+        door.ask("q/0", RATIO)
+        times = []
+        for i in range(1, 6):
+            began = time.monotonic()
+            door.ask(f"q/{i}", RATIO)
+            times.append(time.monotonic() - began)
+        assert 0.05 < float(np.median(times)) < 0.5
+        door.close()
+
+
+def test_a_stopped_node_gives_the_unspent_rest_back_and_keeps_its_answers(tmp_path):
+    tokens = prepare(tmp_path)
+    running = Process(tmp_path)
+    owner = connect(running.url, token=tokens["alice"], patience=60.0)
+    _, door = door_for(owner, (tmp_path, tokens))
+    door.begin(WALK)
+    first = [door.ask(f"q/{i}", RATIO) for i in range(4)]
+    running.stop()
+    with Ledger(tmp_path / "owner.ledger") as ledger:
+        assert ledger.spent == sum(reply.quanta for reply in first)
+        assert ledger.verify().ok
+    assert (tmp_path / "owner.ledger.journal").stat().st_size == 0
+    running = Process(tmp_path)
+    try:
+        wait_for(running.url)
+        assert [door.ask(f"q/{i}", RATIO) for i in range(4)] == first  # the same door: it dials again by itself
+        assert door.left == door.facts.cap - sum(reply.quanta for reply in first)
+    finally:
+        running.stop()
+
+
+def test_two_nodes_do_not_answer_from_one_ledger(node, folder):
+    from sfumato.node.books import Books
+
+    with pytest.raises(LedgerError, match="held by another"):
+        Books(node.file)
+
+
+def test_caps_nest(tmp_path):
+    tokens = prepare(
+        tmp_path, total=2.0,
+        budgets="per_analyst = { epsilon = 1.0, delta = 1e-5 }\nper_study = { epsilon = 0.5, delta = 1e-5 }",
+    )  # fmt: skip
+    with threaded(tmp_path) as running:
+        owner = connect(running.url, token=tokens["alice"])
+        with pytest.raises(BudgetSpent):  # more than a study may spend: said at once, before anything is spent
+            door_for(owner, (tmp_path, tokens), run_id="big", epsilon=0.9)
+        _, door = door_for(owner, (tmp_path, tokens), run_id="fits", epsilon=0.49)
+        with pytest.raises(OwnerRefused) as refused:
+            door_for(owner, (tmp_path, tokens), run_id="tiny", epsilon=0.001)
+        assert refused.value.code == "run-too-small"
+        with pytest.raises(OwnerRefused) as refused:
+            door_for(owner, (tmp_path, tokens), run_id="fits", epsilon=0.3)
+        assert refused.value.code == "other-terms"
+        accounts = {state.name: state for state in running.node.books.ledger.accounts()}
+        assert accounts["run alice/fits"].parent == "study alice/coin"
+        assert accounts["study alice/coin"].parent == "analyst alice"
+        assert accounts["analyst alice"].parent == "node"
+        total = running.node.books.total()
+        assert total.cap < running.node.books.ledger.cap / QUANTA_PER_UNIT  # room for the slack of the lattice
+        door.close()

@@ -1,0 +1,353 @@
+"""The round-at-a-time path is the compiled path: same noise, same draws, to the last bit."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import sfumato as sf
+from sfumato.access.local import LocalDoor, facts_of
+from sfumato.access.questions import Ratio, Release, Terms
+from sfumato.access.rounds import Rounds
+from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
+from sfumato.families.langevin import public_part
+from sfumato.kernel import Componentwise, Guided, Langevin, PublicStream, RandomWalk, ReferenceLangevin, State
+from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.study import make_study
+from sfumato.vault import engine, records, scan
+from sfumato.vault.desk import Desk
+from sfumato.vault.ledger import Ledger
+from sfumato.vault.vault import Vault
+from unit.owners.fixed_noise import Fixed, split
+
+CAP = 2**60
+CHAINS, STEPS = 3, 40
+RNG = np.random.default_rng(5)
+N = 1003
+X = RNG.uniform(-1, 1, (N, 4))
+TABLE = {"x": X, "y": (RNG.random(N) < 1 / (1 + np.exp(-X @ np.array([1.0, -0.5, 0.2, 0.0])))).astype(int)}
+DOMAIN = {"x": sf.Box(-1, 1, shape=(4,)), "y": sf.Binary()}
+
+
+def logistic(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+LOGISTIC = make_study(logistic, DOMAIN)
+FAMILY = sf.families.Categorical(4)
+NATURAL = make_study(FAMILY, kernel="langevin")
+LABELS = {"y": RNG.integers(0, 4, N)}
+WALKS = [RandomWalk(np.eye(4) * 0.07, 0.6), Componentwise(np.eye(4) * 0.07, 1.5), Guided(np.eye(4) * 0.07, 1.0)]
+
+
+def walk_case(kernel=WALKS[0]):
+    return SimpleNamespace(study=LOGISTIC, table=TABLE, kernel=kernel, sigma=1.7)
+
+
+def langevin_case(h=0.4):
+    kernel = Langevin(np.linalg.cholesky(np.eye(3) * 0.01 + 0.004), h, public_part(FAMILY, NATURAL.model, N))
+    return SimpleNamespace(study=NATURAL, table=LABELS, kernel=kernel, sigma=0.4)
+
+
+def reference_case(h=0.8):
+    centre, root = np.array([0.9, -0.5, 0.1, 0.05]), np.linalg.cholesky(np.eye(4) * 0.012 + 0.002)
+    kernel = ReferenceLangevin(root, h, LOGISTIC.model.log_prior, centre, np.eye(4) * 60.0, 14.0)
+    return SimpleNamespace(study=LOGISTIC, table=TABLE, kernel=kernel, sigma=0.4, start=centre)
+
+
+def states_of(case, stream):
+    dim = case.study.model.dim
+    with jax.enable_x64(True):
+        theta = jnp.asarray(np.random.default_rng(2).normal(size=(CHAINS, dim)) * 0.05 + getattr(case, "start", 0.0))
+        directions = jnp.asarray(stream.directions(case.kernel.matrix.shape[1]))
+        pending = jnp.full(theta.shape, jnp.nan) if isinstance(case.kernel, Langevin) else None
+        return State(theta, jax.vmap(case.study.model.log_prior)(theta), directions, pending)
+
+
+def drive(case, access, stream, sizes):
+    """Some chunks; the transcript in one piece."""
+    states, parts = states_of(case, stream), []
+    access.begin(case.kernel, case.sigma, states)
+    for size in sizes:
+        chunk = access.chunk(states, stream.peek(case.kernel, size), size, 2**58)
+        states = chunk.states
+        stream.consume(chunk.steps)
+        parts.append(chunk.transcript)
+    access.close()
+    names = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted", "t_noisy")
+    return {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in names
+        if getattr(parts[0], name) is not None
+    }
+
+
+def compiled(case):
+    with Ledger.in_memory(CAP) as ledger:
+        table = records.load(case.table, case.study.domain)
+        vault = Vault(
+            table, case.study.model, case.study.domain, case.study.bounds, ledger.account("a", CAP),
+            family=case.study.family, source=Fixed,
+        )  # fmt: skip
+        return drive(case, vault, PublicStream(1, CHAINS), [STEPS])
+
+
+def door_of(case, ledger, name="a", table=None, source=Fixed, cap=CAP):
+    loaded = records.load(case.table if table is None else table, case.study.domain)
+    desk = Desk(engine.LocalEngine(loaded, case.study), case.study, ledger.account(name, cap), source=source)
+    return LocalDoor(desk, facts_of(case.study, desk, name, 1.0, 1e-6, 1.0, "refuse", "float64", True))
+
+
+def by_rounds(case, sizes=(STEPS,)):
+    with Ledger.in_memory(CAP) as ledger:
+        rounds = Rounds(case.study.model, [door_of(case, ledger)], run_id="run")
+        return drive(case, rounds, PublicStream(1, CHAINS), sizes)
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert np.array_equal(one[name], other[name], equal_nan=one[name].dtype != bool), name
+
+
+@pytest.mark.parametrize("kernel", WALKS, ids=lambda k: k.name)
+def test_walks_by_rounds_are_the_compiled_walks(kernel):
+    whole = compiled(walk_case(kernel))
+    assert 0.1 < whole["accepted"].mean() < 0.95
+    assert_same(whole, by_rounds(walk_case(kernel)))
+
+
+def test_langevin_by_rounds_is_the_compiled_one():
+    whole = compiled(langevin_case())
+    assert 0.1 < whole["accepted"].mean() < 1.0
+    assert_same(whole, by_rounds(langevin_case()))
+
+
+def assert_close(one, other, digits=1e-9):
+    """The same chain up to the last bits of compiled floating point: the same decisions, numbers to nine digits."""
+    assert one.keys() == other.keys()
+    assert np.array_equal(one["accepted"], other["accepted"])
+    for name in one:
+        assert np.allclose(one[name], other[name], rtol=digits, atol=digits, equal_nan=True), name
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_langevin_around_a_reference_point_by_rounds_is_the_compiled_one(kept, monkeypatch):
+    whole = compiled(reference_case())
+    assert 0.1 < whole["accepted"].mean() < 1
+    if not kept:
+        monkeypatch.setattr(scan, "CACHE_TERMS", 0)
+    assert_close(whole, by_rounds(reference_case(), sizes=(7, STEPS - 7)))
+
+
+def test_two_owners_make_the_same_langevin_chain_around_a_reference_point_as_one():
+    """Each adds half of the variance of both noises; here the halves add up to the noise of the single owner."""
+    case = reference_case()
+    first, second = ({k: v[part] for k, v in TABLE.items()} for part in (slice(None, 400), slice(400, None)))
+    with Ledger.in_memory(CAP) as ledger:
+        doors = [
+            door_of(case, ledger, f"owner{i}", table, split(2, i, 1.0), CAP // 2)
+            for i, table in enumerate((first, second))
+        ]
+        rounds = Rounds(case.study.model, doors, run_id="run")
+        both = drive(case, rounds, PublicStream(1, CHAINS), [STEPS])
+    one = by_rounds(case)
+    # Two noises on a finer lattice add up to one on the single owner's, up to rounding.
+    assert_close(one, both, 1e-6)
+
+
+def test_rounds_do_not_depend_on_how_they_are_cut_into_chunks():
+    assert_same(by_rounds(walk_case()), by_rounds(walk_case(), (7, 1, STEPS - 8)))
+
+
+def test_without_kept_terms_the_rounds_are_the_same(monkeypatch):
+    """Beyond a size nothing is kept and both parameters are evaluated: the sums are the same whole numbers."""
+    kept = by_rounds(walk_case())
+    monkeypatch.setattr(engine, "KEEP_TERMS", 1)
+    assert_same(kept, by_rounds(walk_case()))
+
+
+def test_other_noise_gives_another_chain():
+    """The comparison can fail."""
+    with Ledger.in_memory(CAP) as ledger:
+        case = walk_case()
+        rounds = Rounds(
+            case.study.model, [door_of(case, ledger, source=lambda scale: Fixed(scale, seed=8))], run_id="run"
+        )
+        other = drive(case, rounds, PublicStream(1, CHAINS), [STEPS])
+    assert not np.array_equal(other["theta"], by_rounds(case)["theta"])
+
+
+def test_a_round_costs_one_pass_over_the_records(monkeypatch):
+    """Terms are kept with the parameter they belong to: after the first round, one likelihood per chain and record."""
+    scored = []
+    real = scan.terms
+    monkeypatch.setattr(scan, "terms", lambda *a: (scored.append(1), real(*a))[1])
+    case = walk_case()
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        inner = door._desk._engine
+        rounds = Rounds(case.study.model, [door], run_id="run")
+        stream = PublicStream(1, CHAINS)
+        states = states_of(case, stream)
+        rounds.begin(case.kernel, case.sigma, states)
+        chunk = rounds.chunk(states, stream.peek(case.kernel, 30), 30, 1)
+        # Two programs were built, each scoring once: the start's terms, and a round's. The start's ran once.
+        assert len(scored) == 2
+        assert set(inner._compiled) == {("terms", CHAINS), ("ratio", 2.0**-36, CHAINS)}
+        calls = []
+        inner._compiled["terms", CHAINS] = lambda *a: calls.append(1)
+        stream.consume(30)
+        rounds.chunk(chunk.states, stream.peek(case.kernel, 30), 30, 1)
+        assert not calls
+        rounds.close()
+
+
+# -- the desk ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def desk():
+    case = walk_case()
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        made = door._desk
+        made.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
+        yield made
+        made.close()
+
+
+def ratio(shift=0.01, asked=(True, True)):
+    theta = np.zeros((2, 4))
+    return Ratio(theta=theta.tolist(), theta_prop=(theta + shift).tolist(), asked=list(asked))
+
+
+def test_the_same_id_gets_the_same_bytes_and_pays_once(desk):
+    first = desk.answer("q1", ratio())
+    left = desk.left
+    assert desk.answer("q1", ratio()) == first
+    assert desk.left == left
+    assert desk.answer("q2", ratio()).numbers != first.numbers
+    assert desk.left < left
+
+
+def test_the_same_id_with_other_content_or_other_terms_is_refused(desk):
+    desk.answer("q1", ratio())
+    with pytest.raises(LedgerError, match="same id, other content"):
+        desk.answer("q1", ratio(0.02))
+    desk.begin(Terms(kernel="walk", chains=2, sigma=1.6, gamma=2.0**-36))
+    with pytest.raises(LedgerError, match="same id, other content"):
+        desk.answer("q1", ratio())
+
+
+def test_beginning_again_with_the_same_terms_changes_nothing(desk):
+    chain = desk._chain
+    desk.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
+    assert desk._chain is chain
+
+
+def test_rows_that_were_not_asked_are_not_charged(desk):
+    both, one = desk.answer("q1", ratio()), desk.answer("q2", ratio(asked=(True, False)))
+    assert one.answered == [True, False]
+    assert (one.numbers[1], one.widths[1]) == (0, 0.0)
+    assert both.quanta == pytest.approx(2 * one.quanta, rel=1e-9)
+    assert both.quanta >= sum((w / 1.5) ** 2 for w in both.widths) * QUANTA_PER_UNIT
+
+
+def test_a_spent_budget_is_refused_and_nothing_is_answered():
+    case = walk_case()
+    terms = Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36)
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger, "free")
+        door.begin(terms)
+        cost = door.ask("q", ratio()).quanta
+        door.close()
+        tight = door_of(case, ledger, "tight", cap=int(2.5 * cost))
+        tight.begin(terms)
+        tight.ask("q1", ratio())
+        tight.ask("q2", ratio())
+        with pytest.raises(BudgetSpent):
+            tight.ask("q3", ratio())
+        assert tight.ask("q1", ratio()).quanta == cost
+        tight.close()
+        assert {a.name: a.spent for a in ledger.accounts()}["tight"] == 2 * cost
+        assert ledger.verify().ok
+
+
+def test_budget_is_reserved_ahead_in_blocks_and_the_rest_given_back():
+    case = walk_case()
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        door.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
+        paid = sum(door.ask(f"q{i}", ratio(0.001 * (1 + i % 3))).quanta for i in range(100))
+        reserved = sum(1 for e in ledger.entries() if '"reserve"' in e["entry"])
+        assert reserved <= 12
+        assert ledger.spent > paid
+        door.close()
+        assert ledger.spent == paid
+
+
+def test_numbers_have_a_floor_price_so_their_count_stays_under_the_stated_one():
+    """Tiny steps cost next to nothing; the lattice slack was stated for ten million numbers."""
+    case = walk_case()
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        door.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
+        assert door.ask("q", ratio(1e-12)).quanta >= 2 * CAP / 10_000_000
+        door.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernel": "hmc"}, {"chains": 0}, {"chains": 10**6}, {"sigma": 0.0}, {"sigma": float("nan")}, {"sigma": 1e-9},
+        {"sigma": float("inf")}, {"gamma": 0.3}, {"gamma": 2.0**-20}, {"gamma": 2.0**-60}, {"gamma": float("nan")},
+        {"kernel": "langevin"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_terms_outside_what_a_desk_answers_for_are_refused(desk, change):
+    good = {"kernel": "walk", "chains": 2, "sigma": 1.5, "gamma": 2.0**-36}
+    with pytest.raises(InvalidInput):
+        desk.begin(Terms(**(good | change)))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ratio(float("nan")),
+        ratio(float("inf")),
+        ratio(asked=(True,)),
+        Ratio(theta=[[0.0] * 4], theta_prop=[[0.0] * 4], asked=[True]),
+        Ratio(theta=[[0.0] * 3] * 2, theta_prop=[[0.0] * 3] * 2, asked=[True, True]),
+        Release(what="gradient", theta=[0.0] * 4, matrix=np.eye(4).tolist(), radius=-1.0, sigma=1.0),
+        Release(what="gradient", theta=[0.0] * 4, matrix=np.eye(3).tolist(), radius=1.0, sigma=1.0),
+    ],
+)
+def test_questions_that_do_not_fit_are_refused_and_cost_nothing(desk, bad):
+    left = desk.left
+    with pytest.raises(InvalidInput):
+        desk.answer("q", bad)
+    assert desk.left == left
+
+
+def test_the_pilots_releases_are_the_vaults():
+    case = walk_case()
+    arguments = ("information", np.zeros(4), np.eye(4) * 0.05, 0.01, 0.2)
+    with Ledger.in_memory(CAP) as ledger:
+        loaded = records.load(case.table, case.study.domain)
+        vault = Vault(
+            loaded, case.study.model, case.study.domain, case.study.bounds, ledger.account("v", CAP), source=Fixed
+        )
+        one = vault.release(*arguments)
+        rounds = Rounds(case.study.model, [door_of(case, ledger)], run_id="run")
+        assert np.array_equal(rounds.release(*arguments), one)
+        rounds.close()
+        spent = {a.name: a.spent for a in ledger.accounts()}
+        assert spent["a"] == spent["v"]

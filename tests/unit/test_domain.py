@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sfumato as sf
+from sfumato.domain import check_record_domain, from_dict
+from sfumato.errors import InvalidInput
+
+DOMAINS = [
+    sf.Interval(-1.5, 2),
+    sf.Integers(-2, 5),
+    sf.Binary(),
+    sf.Binary(shape=(3,)),
+    sf.Integers(-1, 4, shape=2),
+    sf.Categories(4),
+    sf.Categories(["a", "b", "c"]),
+    sf.Box(-1, 1, shape=(3,)),
+    sf.Box([0, -1], [1, 2]),
+    sf.Ball(2.0, dim=3),
+]
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_what_is_sampled_or_extreme_is_contained_and_not_moved(domain):
+    rng = np.random.default_rng(0)
+    for values in (domain.sample(rng, 500), domain.extremes(rng, 500)):
+        assert values.shape == (500, *domain.shape)
+        assert domain.contains(values).all()
+        assert np.allclose(domain.clamp(values), values)
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_clamping_brings_anything_finite_inside(domain):
+    values = np.random.default_rng(1).normal(0, 50, (500, *domain.shape))
+    values[0] = np.inf
+    assert domain.contains(domain.clamp(values)).all()
+    assert not domain.contains(np.full((1, *domain.shape), np.nan)).any()
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_the_support_function_bounds_all_records_and_is_attained(domain):
+    rng = np.random.default_rng(2)
+    records = np.concatenate([domain.sample(rng, 4000), domain.extremes(rng, 4000)]).reshape(8000, -1)
+    for _ in range(5):
+        direction = rng.normal(size=domain.shape)
+        reach = (records @ direction.ravel()).max()
+        assert reach <= domain.support(direction) * (1 + 1e-12) + 1e-12
+        assert reach >= domain.support(direction) - 0.15 * np.abs(direction).sum() * 2
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_descriptions_round_trip(domain):
+    assert from_dict(domain.to_dict()) == domain
+
+
+@given(st.floats(-10, 10), st.floats(0, 10))
+def test_an_interval_knows_its_ends(lower, extent):
+    domain = sf.Interval(lower, lower + extent)
+    assert domain.contains(np.array([domain.lo, domain.hi]).reshape(2)).all()
+    assert domain.support(np.array(1.0)) == pytest.approx(lower + extent)
+
+
+def test_labels_are_coded_and_undeclared_ones_are_missing():
+    codes = sf.Categories(["a", "b"]).encode(["b", "a", "z"])
+    assert codes[:2].tolist() == [1.0, 0.0]
+    assert np.isnan(codes[2])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: sf.Interval(1, 0),
+        lambda: sf.Interval(0, np.inf),
+        lambda: sf.Interval(np.nan, 1),
+        lambda: sf.Integers(0.5, 2),
+        lambda: sf.Categories([]),
+        lambda: sf.Ball(1.0),
+        lambda: sf.Ball(-1.0, dim=2),
+        lambda: sf.Ball(1.0, dim=0),
+        lambda: sf.Box([0, 1], [1, 0]),
+        lambda: from_dict({"kind": "sphere"}),
+        lambda: from_dict({"kind": "ball", "lower": 3}),
+        lambda: check_record_domain({}),
+        lambda: check_record_domain({"y": 3}),
+        lambda: check_record_domain([sf.Binary()]),
+    ],
+)
+def test_impossible_domains_are_refused(build):
+    with pytest.raises(InvalidInput):
+        build()

@@ -1,0 +1,204 @@
+"""The report: self-contained, escaped, small, and true to the run."""
+
+import dataclasses
+import math
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from sfumato.privacy.statement import Statement
+from sfumato.report import write_report
+from sfumato.report.svg import ticks
+from sfumato.report.table import posterior_rows, series, verdict
+from sfumato.report.words import promise
+from sfumato.run import Run, StopReason
+
+NASTY = "<script>alert('x')</script>"
+VOID = {"meta"}
+
+
+def make_run(
+    *, chains=2, steps=600, shift=0.0, names=("a", "b"), epsilon=1.0, shared=False, stop=StopReason.BUDGET_SPENT
+):
+    rng = np.random.default_rng(3)
+    draws = {name: rng.normal(size=(chains, steps)) + shift * np.arange(chains)[:, None] for name in names}
+    draws["vector"] = rng.normal(5.0, 0.02, size=(chains, steps, 2))
+    theta = np.concatenate([*(draws[n][..., None] for n in names), draws["vector"]], axis=2)
+    transcript = {
+        "theta": theta,
+        "theta_prop": theta,
+        "d_n_noisy": rng.normal(size=(chains, steps)),
+        "sigma": np.full((chains, steps), 2.0),
+        "sensitivity": np.full((chains, steps), 0.01),
+        "accepted": rng.random((chains, steps)) < 0.37,
+    }
+    spent = chains * steps * (0.01 / 2) ** 2 + 0.005
+    privacy = Statement(
+        epsilon=epsilon, delta=1e-6, mu=0.25, releases=1234, spent_mu=math.sqrt(spent), n=54321, lattice_slack=1e-15,
+        sensitivity="Proven.", exact="Exact.", precision="float64", shared_ledger=shared,
+    )  # fmt: skip
+    plan = {"kernel": "guided", "step": 0.4, "sigma": 2.0, "chains": chains, "iterations": steps, "forecast_ess": 31.0}
+    plan |= {"limit_ess": 99.0, "assumptions": ["the pilot's releases", NASTY]}
+    release = {"what": "gradient", "theta": [0.0], "sigma": 0.5, "radius": 0.1, "answer": [1.5, -2.5]}
+    return Run(
+        draws=draws, transcript=transcript, privacy=privacy, stop_reason=stop, plan=plan,
+        pilot={"releases": [release], "share": 0.1}, coordinates=(*names, "vector[0]", "vector[1]"), seed=17,
+    )  # fmt: skip
+
+
+def render(tmp_path, run, **options):
+    return write_report(run, tmp_path / "report.html", **options).read_text(encoding="utf-8")
+
+
+class Balanced(HTMLParser):
+    """Counts what is opened and not closed, and collects addresses."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.addresses = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action", "data")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, (tag, self.open[-3:])
+        self.open.pop()
+
+
+def parse(text):
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+    return parser
+
+
+def test_the_page_stands_alone(tmp_path):
+    text = render(tmp_path, make_run())
+    parser = parse(text)
+    assert parser.addresses == []
+    assert "script" not in parser.tags and "link" not in parser.tags and "img" not in parser.tags
+    assert "url(" not in text and "@import" not in text and "http" not in text
+    assert parser.tags.count("svg") == 4 + 4 + 1  # four densities, four traces, the spending
+
+
+def test_all_text_is_escaped(tmp_path):
+    text = render(tmp_path, make_run(names=(NASTY, "b")), title=NASTY)
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    parse(text)
+
+
+def test_the_promise_comes_first_and_says_the_numbers(tmp_path):
+    run = make_run()
+    text = render(tmp_path, run)
+    assert text.index("The promise") < text.index("What was learnt")
+    for piece in ("54,321", "1,234", "2.72 times", "73%", "1 in 1,000,000", "This counts this study alone"):
+        assert piece in text
+    assert "A ledger keeps the sum" in render(tmp_path, make_run(shared=True))
+    assert str(run.privacy).replace("'", "&#x27;") in text
+
+
+def test_numbers_are_those_of_the_run(tmp_path):
+    run = make_run()
+    rows = {row.name: row for row in posterior_rows(run)}
+    draws = series(run)
+    assert list(rows) == ["a", "b", "vector[0]", "vector[1]"]
+    for name, row in rows.items():
+        assert row.mean == pytest.approx(draws[name].mean())
+        assert row.sd == pytest.approx(draws[name].std())
+        assert (row.low, row.high) == pytest.approx(tuple(np.quantile(draws[name], [0.05, 0.95])))
+        assert 600 < row.ess < 2400 and abs(row.r_hat - 1) < 0.02  # the draws are independent
+        assert row.mcse == pytest.approx(row.sd / row.ess**0.5)
+    text = render(tmp_path, run)
+    assert f"<td>{rows['vector[0]'].mean:.3f}</td>" in text
+    for piece in (
+        f"{run.acceptance:.0%} of the proposals",
+        "worth 31 draws",
+        "budget was spent",
+        "1.5, \N{MINUS SIGN}2.5",
+        "seed 17",
+    ):
+        assert piece in text
+
+
+def test_the_spending_curve_starts_with_the_pilot_and_ends_at_what_was_spent(tmp_path):
+    run = make_run()
+    text = render(tmp_path, run)
+    plot = text[text.index("Budget spent, iteration by iteration") :]
+    points = re.search(r'<polyline class="main" points="([^"]+)"', plot)[1].split()
+    heights = [float(point.split(",")[1]) for point in points]
+    floor, roof = 190 - 22, float(re.search(r'class="cap"[^>]* y1="([\d.]+)"', plot)[1])
+    cap = run.privacy.mu**2
+    share = [(floor - height) / (floor - roof) for height in heights]
+    assert share[0] == pytest.approx(0.005 / cap, abs=2e-3)
+    assert share[-1] == pytest.approx(run.privacy.spent_mu**2 / cap, abs=2e-3)
+    assert all(a <= b + 1e-9 for a, b in zip(share, share[1:], strict=False))
+
+
+def test_the_words_follow_the_diagnostics():
+    good, bad = verdict(posterior_rows(make_run())), verdict(posterior_rows(make_run(shift=3.0)))
+    assert "agree with each other" in good[0]
+    assert "do not agree" in bad[0]
+    assert "rough, and rougher" in bad[1] and "rough" not in good[1]
+    short = verdict(posterior_rows(make_run(steps=2)))
+    assert len(short) == 1 and "too short" in short[0]
+
+
+def test_warnings_are_marked(tmp_path):
+    assert 'class="note bad"' in render(tmp_path, make_run(shift=3.0))
+    assert 'class="note good"' in render(tmp_path, make_run())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_short_runs_have_a_page_too(tmp_path, steps):
+    text = render(tmp_path, make_run(steps=steps, stop=StopReason.INTERRUPTED))
+    parse(text)
+    assert "interrupted" in text
+    assert not re.search(r"\bnan\b", text)  # what cannot be said is said so, not printed as a number
+
+
+def test_a_stuck_chain_has_a_page_too(tmp_path):
+    run = make_run()
+    for draws in run.draws.values():
+        draws[...] = 1.0
+    parse(render(tmp_path, run))
+
+
+def test_a_long_run_stays_small(tmp_path):
+    text = render(tmp_path, make_run(chains=4, steps=20_000, names=tuple(f"p{i}" for i in range(30))))
+    assert len(text) < 2_000_000
+    assert "8 further parameters" in text
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 5.0, 20.0, 800.0])
+def test_the_promise_holds_for_every_epsilon(epsilon):
+    words = " ".join(promise(make_run(epsilon=epsilon).privacy))
+    share = 100 / (1 + math.exp(-epsilon))
+    risen = re.search(r"may rise to (more than )?(\d+)%( at the most)?", words)
+    if share < 99:
+        assert risen[3] and abs(float(risen[2]) - share) < 0.51
+    else:
+        assert risen[1] and float(risen[2]) <= share
+    assert ("hardly more" in words) == (epsilon <= 0.5)
+    assert ("weak promise" in words) == (epsilon > 3)
+
+
+def test_a_delta_of_one_in_n_is_called_what_it_is():
+    for delta, careless in ((1e-6, False), (0.1, True)):
+        privacy = dataclasses.replace(make_run().privacy, delta=delta, n=2000)
+        assert ("given away" in " ".join(promise(privacy))) == careless
+        assert ("WARNING" in str(privacy)) == careless
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1.41, -1.33), (0, 2477), (1e-9, 3e-9), (-5, 5000)])
+def test_ticks_are_round_and_inside(low, high):
+    marks = ticks(low, high, 4)
+    step = marks[1] - marks[0]
+    assert 2 <= len(marks) <= 11
+    assert low - 1e-9 * step <= marks[0] and marks[-1] <= high + 1e-9 * step
+    assert f"{step:.6e}"[0] in "125"

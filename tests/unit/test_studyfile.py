@@ -1,0 +1,170 @@
+"""Study files: what is accepted, what is refused, and that every refusal names its key and the next step."""
+
+from pathlib import Path
+
+import pytest
+
+from sfumato import domain, sensitivity
+from sfumato.errors import InvalidInput, InvalidModel, LedgerError
+from sfumato.studyfile import STUDY_KEYS, load_model, read_study
+
+GOOD = """
+[study]
+model = "model.py:coin"
+epsilon = 1.0
+delta = 1e-6
+
+[data]
+path = "people.csv"
+n = 100
+
+[domain.x]
+kind = "box"
+lower = [0, -1]
+upper = [1, 1]
+columns = ["age", "dose"]
+
+[domain.y]
+kind = "binary"
+"""
+
+
+def write(folder: Path, text: str, name: str = "study.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_good_study(tmp_path):
+    study = read_study(write(tmp_path, GOOD))
+    assert study.name == "study"
+    assert study.domain() == {"x": domain.Box([0, -1], [1, 1]), "y": domain.Binary()}
+    assert study.columns == {"x": ["age", "dose"]}
+    assert study.data_path == tmp_path / "people.csv"
+    assert study.records() == 100
+    assert study.guess is None
+    assert study.sensitivity() == "certify"
+    assert study.open_ledger() is None
+    assert study.options(["chains", "epsilon"]) == {"epsilon": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("epsilon = 1.0", "epsilom = 1.0"), ["[study]", "'epsilom'", "allowed are", "epsilon"]),
+        (("delta = 1e-6\n", ""), ["[study]", "delta", "must choose"]),
+        (("epsilon = 1.0", 'epsilon = "1"'), ["epsilon", "a number", "'1'"]),
+        (("epsilon = 1.0", "epsilon = true"), ["epsilon", "a number"]),
+        (("epsilon = 1.0", "epsilon = 1.0\nchains = 2.5"), ["chains", "a whole number", "2.5"]),
+        (("epsilon = 1.0", "epsilon = 1.0\ncheckpoint = true"), ["checkpoint", "leave the line out"]),
+        (("epsilon = 1.0", "epsilon = 1.0\nledger = { file = 'x' }"), ["ledger", "'file'", "path"]),
+        (("[data]", "[date]"), ["'date'", "data"]),
+        (('path = "people.csv"', 'file = "people.csv"'), ["[data]", "'file'", "path"]),
+        (("n = 100", 'n = "many"'), ["n in [data]", "whole number"]),
+        (('["age", "dose"]', "[1, 2]"), ["columns in [domain.x]", "names"]),
+        (("[domain.y]\nkind", "[domain]\ny"), ["domain"]),
+        (("[study]", "[study"), ["not valid TOML", "line 2"]),
+        (
+            ("[domain.y]", "[sensitivity]\nkind = 'magic'\n[domain.y]"),
+            ["[sensitivity]", "certify, clip, lipschitz", "'magic'"],
+        ),
+        (("[domain.y]", "[sensitivity]\nkind = 'clip'\nboud = 1\n[domain.y]"), ["[sensitivity]", "'boud'", "bound"]),
+    ],
+)
+def test_refusals_name_the_key_and_the_way_out(tmp_path, change, words):
+    assert change[0] in GOOD
+    with pytest.raises(InvalidInput) as caught:
+        read_study(write(tmp_path, GOOD.replace(*change)))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_wrong_domain_names_its_table(tmp_path):
+    study = read_study(write(tmp_path, GOOD.replace('kind = "box"', 'kind = "sphere"')))
+    with pytest.raises(InvalidInput, match=r"in \[domain.x\].*'sphere'"):
+        study.domain()
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InvalidInput, match="no study can be read"):
+        read_study(tmp_path / "none.toml")
+
+
+def test_stated_sensitivity(tmp_path):
+    study = read_study(write(tmp_path, GOOD + "\n[sensitivity]\nkind = 'clip'\nper_step = 2.0\n"))
+    assert study.sensitivity() == sensitivity.Clip(per_step=2.0)
+
+
+def test_n_is_asked_for_where_the_study_does_not_tell_it(tmp_path):
+    study = read_study(write(tmp_path, GOOD.replace("n = 100\n", "")))
+    with pytest.raises(InvalidInput, match="--n"):
+        study.records()
+
+
+def test_a_ledger_is_made_only_with_a_budget_of_its_own(tmp_path):
+    stated = read_study(write(tmp_path, GOOD.replace("epsilon = 1.0", 'epsilon = 1.0\nledger = "a.ledger"')))
+    with pytest.raises(InvalidInput, match="does not exist.*epsilon"):
+        stated.open_ledger()
+    table = 'epsilon = 1.0\nledger = { path = "a.ledger", epsilon = 2.0, delta = 1e-5 }'
+    with read_study(write(tmp_path, GOOD.replace("epsilon = 1.0", table))).open_ledger() as ledger:
+        assert (ledger.epsilon, ledger.delta) == (2.0, 1e-5)
+    with stated.open_ledger() as again:
+        assert again.epsilon == 2.0
+    other = read_study(write(tmp_path, GOOD.replace("epsilon = 1.0", table.replace("2.0", "3.0"))))
+    with pytest.raises(LedgerError):
+        other.open_ledger()
+
+
+def test_a_copy_finds_the_same_files(tmp_path):
+    home, out = tmp_path / "home", tmp_path / "deep" / "out"
+    home.mkdir()
+    out.mkdir(parents=True)
+    copy = read_study(write(home, GOOD)).copy_to(out)
+    again = read_study(read_study(copy).copy_to(tmp_path))
+    for study in (read_study(copy), again):
+        assert study.data_path.resolve() == (home / "people.csv").resolve()
+        assert study.settings == read_study(home / "study.toml").settings
+
+
+# -- the model file ---------------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_imported_from_its_file(tmp_path):
+    write(tmp_path, "def coin(y):\n    return y\n", "model.py")
+    assert load_model("model.py:coin", tmp_path)(7) == 7
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("model.py", "file and a function"),
+        ("model:coin", "file and a function"),
+        ("none.py:coin", "no model file"),
+        ("model.py:dice", "no function 'dice'"),
+        ("model.py:SIDES", "no function 'SIDES'"),
+    ],
+)
+def test_a_wrong_reference(tmp_path, reference, words):
+    write(tmp_path, "SIDES = 6\ndef coin(y):\n    return y\n", "model.py")
+    with pytest.raises(InvalidInput, match=words):
+        load_model(reference, tmp_path)
+
+
+def test_a_model_file_that_raises_is_told_by_type_and_line_only(tmp_path):
+    write(tmp_path, "x = 1\nraise RuntimeError('patient 17 is ill')\n", "model.py")
+    with pytest.raises(InvalidModel, match="RuntimeError on line 2") as caught:
+        load_model("model.py:coin", tmp_path)
+    assert "17" not in str(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_every_setting_reaches_the_sampler_or_is_used_here():
+    """A key that parses and then does nothing would be a silent default."""
+    import inspect
+
+    from sfumato.sampler import sample
+    from sfumato.studyfile import SAMPLE_OPTIONS
+
+    used_here = {"name", "model", "epsilon", "delta", "ledger", "checkpoint"}
+    assert set(STUDY_KEYS) == used_here | set(SAMPLE_OPTIONS)
+    assert set(SAMPLE_OPTIONS) <= set(inspect.signature(sample).parameters)
