@@ -520,7 +520,7 @@ def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement
                 n=facts.n,
                 lattice_slack=lattice_slack(facts.epsilon),
                 sensitivity=facts.sensitivity,
-                exact=sampler.exactness(facts.proven),
+                exact=sampler.exactness(chain, facts.proven),
                 precision=facts.precision,
                 shared_ledger=facts.shared_ledger,
                 owner=facts.name if len(table.parties) > 1 else "",

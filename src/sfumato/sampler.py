@@ -445,15 +445,20 @@ def _wrap(chain: Chain, terms: Mapping[str, Any], opened: Opened, reason: StopRe
         n=opened.vault.n,
         lattice_slack=lattice_slack(terms["epsilon"]),
         sensitivity=bounds.describe(),
-        exact=_exactness(chain),
+        exact=exactness(chain, bounds.proven),
         precision=terms["precision"],
         shared_ledger=not terms["own_ledger"],
     )
     return make_run(chain, transcript, statement, reason, waited, terms["outside"])
 
 
-def exactness(proven: bool) -> str:
+def exactness(chain: Chain, proven: bool) -> str:
     """Whether the draws come from the exact posterior, in one sentence."""
+    if isinstance(chain.kernel, ReferenceLangevin):
+        return (
+            "The draws come from the exact posterior of the stated model, restricted to parameters within "
+            f"{chain.kernel.trust:.1f} planned posterior standard deviations of the pilot's centre."
+        )
     if proven:
         return "The draws come from the exact posterior of the stated model."
     return "The draws are exact only as far as no record's term was cut; whether any was is not released."
@@ -488,15 +493,6 @@ def make_run(
         family=chain.study.family,
         stop_owner=chain.stop_owner,
     )
-
-
-def _exactness(chain: Chain) -> str:
-    if isinstance(chain.kernel, ReferenceLangevin):
-        return (
-            "The draws come from the exact posterior of the stated model, restricted to parameters within "
-            f"{chain.kernel.trust:.1f} planned posterior standard deviations of the pilot's centre."
-        )
-    return exactness(chain.study.bounds.proven)
 
 
 def _first_cost(chain: Chain) -> float:

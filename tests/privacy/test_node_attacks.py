@@ -14,7 +14,7 @@ from websockets.sync.client import connect as dial
 
 import sfumato as sf
 from node_helpers import call, load, prepare, threaded
-from sfumato.access.questions import Correction, Ratio, Release, Statistic, Terms, encode
+from sfumato.access.questions import Correction, Ratio, Release, Remainder, Statistic, Terms, encode
 from sfumato.access.wire import Ask, Begin, Left, Open
 from sfumato.node.catalogue import CATALOGUE
 from sfumato.node.tokens import TokenFile
@@ -124,6 +124,16 @@ def ratio(theta=0.1, theta_prop=0.11):
     return Ratio(theta=[[theta]], theta_prop=[[theta_prop]], asked=[True])
 
 
+def remainder(theta=0.1, theta_prop=0.11, slope=0.01):
+    return Remainder(theta=[[theta]], theta_prop=[[theta_prop]], slope=[[slope]], asked=[True])
+
+
+def near(**changes):
+    """Terms of Langevin around a reference point."""
+    given = {"kernel": "langevin", "matrix": [[0.01]], "proposal_sigma": 8.0, "proposal_gamma": choose_gamma(8.0, N)}
+    return terms(**(given | {"centre": [0.1]} | changes))
+
+
 @pytest.fixture
 def line(owner, request):
     with Line(owner) as line:
@@ -217,6 +227,24 @@ def test_parameters_outside_the_support_are_refused(line, theta, code):
         assert line.code(pack(Ask("q", question))) == code
     release = Release(what="gradient", theta=[theta], matrix=[[1.0]], radius=1.0, sigma=9.0)
     assert line.code(pack(Ask("q", release))) == code
+    for at in ({"theta": theta}, {"theta_prop": theta}):
+        assert line.code(pack(Ask("q", remainder(**at)))) == code
+    assert line.code(near(centre=[theta])) == code
+
+
+def test_langevin_around_a_point_asks_only_what_its_terms_allow(line):
+    for matrix in ([[float("nan")]], [[float("inf")]]):
+        assert line.code(near(matrix=matrix)) == "bad-number"
+    for changes in ({"matrix": [[0.1, 0.0]]}, {"matrix": []}, {"centre": [0.1, 0.2]}, {"matrix": [[1e200]]}):
+        assert line.code(near(**changes)) in ("bad-number", "bad-request"), changes
+    for changes in ({"sigma": 1e-9}, {"proposal_sigma": 1e-9}):
+        assert line.code(near(**changes)) == "sigma-too-small"
+    assert line.code(near()) is None
+    assert line.code(pack(Ask("n0", remainder(slope=float("nan"))))) == "bad-number"
+    for question in (ratio(), Correction(direction=[[0.1]], asked=[True]), Statistic(chains=2)):
+        assert line.code(pack(Ask("n1", question))) == "bad-request"
+    assert line.code(pack(Ask("n2", Statistic(chains=1)))) is None
+    assert line.code(pack(Ask("n3", remainder()))) is None
 
 
 def test_numbers_of_the_wrong_shape_or_kind_are_refused(line):

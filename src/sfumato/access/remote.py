@@ -20,7 +20,6 @@ import msgspec
 from sfumato.access.questions import PROTOCOL, Agreed, Facts, Question, Reply, Terms, decode_reply
 from sfumato.access.wire import Ask, Begin, Handshake, Left, Open, Refused
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError, OwnerRefused
-from sfumato.kernel import Langevin
 from sfumato.study import Study, make_study
 
 PATIENCE = 20.0
@@ -126,7 +125,7 @@ class RemoteOwner:
             key = json.dumps(approved.domain, sort_keys=True)
             try:
                 if key not in tried:
-                    tried[key] = _answerable(make_study(model, there, sensitivity, kernel), kernel)
+                    tried[key] = make_study(model, there, sensitivity, kernel)
             except InvalidInput as error:
                 trouble = error  # a model of other columns, or one that cannot be asked about in this way
                 continue
@@ -331,15 +330,6 @@ class _Line:
             raise _from_body(bytes(error.response.body or b""), self.url) from None
         except WebSocketException as error:
             raise _Broken(type(error).__name__) from None
-
-
-def _answerable(study: Study, kernel: str) -> Study:
-    """What a node answers for: walks on any model, Langevin on families."""
-    if kernel == Langevin.name and not study.natural:
-        raise InvalidInput(
-            "a node answers kernel='langevin' for exponential families only; use kernel='guided' for this model."
-        )
-    return study._replace(near=None)
 
 
 def refused(said: Refused, owner: str) -> Exception:

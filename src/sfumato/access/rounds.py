@@ -11,6 +11,7 @@ gets the same bytes.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -33,6 +34,7 @@ from sfumato.access.questions import (
 )
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost
 from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State, accepts
+from sfumato.kernel.reference import Advance
 from sfumato.model import Model
 from sfumato.vault.lattice import choose_gamma
 
@@ -471,14 +473,16 @@ class _ReferenceRounds:
     ) -> None:
         self._rounds, self._sigma, self._gamma, self._first_gamma = rounds, sigma, gamma, first_gamma
 
+        # As in the compiled loop (`vault.reference.ask`): the reference point as numbers, chain by chain.
         @jax.jit
-        def propose(states: State, numbers: Array) -> Any:
+        def propose(theta: Array, numbers: Array, *place: Array) -> tuple[Array, Advance]:
+            def advance(row: tuple[Array, Array]) -> Advance:
+                centre, matrix, information = place
+                here = replace(kernel, centre=centre, matrix=matrix, information=information)
+                return here.advance(*row)
+
             t_noisy = numbers.astype(jnp.float64) * first_gamma
-            theta_prop = jax.vmap(kernel.propose)(states, t_noisy)
-            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
-            turn = jax.vmap(kernel.turn)(states.theta, theta_prop)
-            asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & jax.vmap(kernel.inside)(theta_prop)
-            return t_noisy, theta_prop, log_prior_prop, turn.log_ratio, turn.direction, asked
+            return t_noisy, jax.lax.map(advance, (theta, t_noisy))
 
         @jax.jit
         def decide(
@@ -495,13 +499,15 @@ class _ReferenceRounds:
             return moved, accepted
 
         self._propose, self._decide = propose, decide
+        self._place = tuple(
+            jnp.asarray(part, jnp.float64) for part in (kernel.centre, kernel.matrix, kernel.information)
+        )
 
     def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
         chains, dim = states.theta.shape
         first = self._rounds._add("statistic", Statistic(chains=chains), chains * dim, self._first_gamma)
-        t_noisy, theta_prop, log_prior_prop, log_ratio, slope, possible = self._propose(
-            states, first.numbers.reshape(chains, dim)
-        )
+        t_noisy, move = self._propose(states.theta, first.numbers.reshape(chains, dim), *self._place)
+        theta_prop, log_prior_prop, log_ratio, slope, possible = move
         asked, theta = np.asarray(possible), np.asarray(states.theta)
         answer = _nothing(chains, len(self._rounds.doors))
         if asked.any():

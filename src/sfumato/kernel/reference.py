@@ -25,14 +25,14 @@ The braces are a sum over records again, of second order in the step: the second
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sfumato.kernel.langevin import Langevin, Turn
-from sfumato.kernel.penalty import Array
+from sfumato.kernel.penalty import Array, State
 
 
 @dataclass(frozen=True)
@@ -81,3 +81,21 @@ class ReferenceLangevin(Langevin):
         """Whether a parameter lies in the trust region."""
         away = jnp.linalg.solve(jnp.asarray(self.matrix), theta - jnp.asarray(self.centre))
         return jnp.sum(away**2) <= self.trust**2
+
+    def advance(self, theta: Array, t_noisy: Array) -> "Advance":
+        """From the first answer of a step to its second question, for one chain; `public` is the log prior."""
+        theta_prop = self.propose(State(theta, None, None), t_noisy)
+        turn = self.turn(theta, theta_prop)
+        log_prior_prop = self.public(theta_prop)
+        possible = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & self.inside(theta_prop)
+        return Advance(theta_prop, log_prior_prop, turn.log_ratio, turn.direction, possible)
+
+
+class Advance(NamedTuple):
+    """A proposed move before it is decided: where to, the known part of its log ratio, v, and whether to ask at all."""
+
+    theta_prop: Array
+    log_prior_prop: Array
+    log_ratio: Array
+    slope: Array
+    possible: Array

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.access.questions import Correction, Question, Ratio, Release, Statistic, Terms
+from sfumato.access.questions import LANGEVIN, Correction, Question, Ratio, Release, Remainder, Statistic, Terms
 from sfumato.access.wire import Approved
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
@@ -38,8 +38,7 @@ class ApprovedStudy:
         self.name, self.entry, self.n = name, entry, n
         sensitivity = _sensitivity(entry)
         kernels = (_AUTO, _PLAIN) if isinstance(model, Family) else (_AUTO,)
-        # Without `near`: a node answers walks on any model, and Langevin on families.
-        forms = [make_study(model, domain, sensitivity, kernel)._replace(near=None) for kernel in kernels]
+        forms = [make_study(model, domain, sensitivity, kernel) for kernel in kernels]
         self.forms: dict[str, Study] = {form.model.fingerprint(): form for form in forms}
         self._main = forms[0]
         self.plan: Callable[..., dict[str, Any]] = lru_cache(maxsize=256)(self._plan)
@@ -68,8 +67,10 @@ class ApprovedStudy:
     def check_terms(self, terms: Terms, most_chains: int) -> None:
         """Refuse noise below the floor, and more chains than the owner allows."""
         self.check_sigma(terms.sigma)
-        if terms.kernel == "langevin":
+        if terms.kernel == LANGEVIN:
             self.check_sigma(terms.proposal_sigma)
+            _check_finite(terms.matrix)
+            self._check_theta([terms.centre])
         if not 1 <= terms.chains <= most_chains:
             raise Refusal("bad-number", f"{terms.chains} chains")
 
@@ -95,6 +96,10 @@ class ApprovedStudy:
             self._check_theta(question.theta_prop)
         elif isinstance(question, Correction):
             _check_finite(question.direction)
+        elif isinstance(question, Remainder):
+            self._check_theta(question.theta)
+            self._check_theta(question.theta_prop)
+            _check_finite(question.slope)
 
     def _check_theta(self, rows: list[list[float]]) -> None:
         bound = self.entry.theta_bound

@@ -50,6 +50,7 @@ class _Cell(NamedTuple):
     high: float
 
 
+@np.errstate(all="ignore")  # what overflows, or is no number, is refused at the end: `_guarded`
 def gradient_set(remainder: Remainder, anchor: Anchor, matrix: np.ndarray) -> GradientSet:
     """Diameter and coordinate ranges of the whitened gradients at the reference point.
 

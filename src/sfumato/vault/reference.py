@@ -23,6 +23,7 @@ from jax import lax
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.kernel import Draw, ReferenceLangevin, State, accepts
+from sfumato.kernel.reference import Advance
 from sfumato.model import Model
 from sfumato.privacy.budget import cost_quanta
 from sfumato.sensitivity.gradients import GradientSet
@@ -129,7 +130,7 @@ def first_cost(gradients: GradientSet, sigma: float, gamma: float) -> int:
 def integer_range(gradients: GradientSet, gamma: float, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Proven integer range of each coordinate of one record's whitened gradient, in units of gamma."""
     low, high = np.floor(gradients.low / gamma), np.ceil(gradients.high / gamma)
-    if n * float(np.max(np.abs([low, high]))) > lattice.SUM_LIMIT:
+    if not n * float(np.max(np.abs([low, high]))) <= lattice.SUM_LIMIT:  # also what is not a number
         raise InvalidInput(
             "sums of gradients must fit 64 bits, and over this domain they do not beside the noise; rescale the columns, or use "
             "kernel='guided'."
@@ -249,23 +250,21 @@ class Asked(NamedTuple):
 def ask(question: ReferenceQuestion, point: Point, states: State, t_noisy: Array) -> Asked:
     """From the first answers to the second questions, with what they cost all chains together."""
 
-    def one(point: Point, theta: Array, log_prior: Array, t_noisy: Array) -> Any:
-        kernel = question.kernel(point.centre, point.matrix, point.information)
-        theta_prop = kernel.propose(State(theta, log_prior, None), t_noisy)
-        turn = kernel.turn(theta, theta_prop)
-        lo, hi = question.reference.range(point.anchor, theta, theta_prop, theta_prop - theta - turn.direction)
-        log_prior_prop = question.model.log_prior(theta_prop)
-        possible = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & kernel.inside(theta_prop)
-        return theta_prop, log_prior_prop, turn.log_ratio, turn.direction, lo, hi, possible
+    def advance(row: tuple[Point, Array, Array]) -> Advance:
+        point, theta, t_noisy = row
+        return question.kernel(point.centre, point.matrix, point.information).advance(theta, t_noisy)
 
-    # Chain by chain: faster than all at once, where XLA hands small pieces to threads and waits.
-    *public, lo, hi, possible = lax.map(lambda row: one(*row), (point, states.theta, states.log_prior, t_noisy))
+    # Chain by chain: faster than all at once, where XLA hands small pieces to threads and waits. Moves and ranges apart, each as
+    # one round at a time computes them (`access.rounds`, `vault.desk`): so the draws are the same to the last bit.
+    move = lax.map(advance, (point, states.theta, t_noisy))
+    lag = move.theta_prop - states.theta - move.slope
+    pairs = point.anchor, states.theta, move.theta_prop, lag
+    lo, hi = lax.map(lambda row: question.reference.range(*row), pairs)
     # The range of the swapped pair is this one with its ends negated and exchanged: what is not admissible here is not there.
     clamp = lattice.clamp_for(lo, hi, question.gamma_scalar, question.n)
-    clamp = clamp._replace(admissible=clamp.admissible & possible)
-    theta_prop, log_prior_prop, log_ratio, slope = public
+    clamp = clamp._replace(admissible=clamp.admissible & move.possible)
     quanta = lattice.cost(clamp, question.gamma_scalar, question.sigma)
-    return Asked(theta_prop, log_prior_prop, log_ratio, slope, clamp, quanta)
+    return Asked(move.theta_prop, move.log_prior_prop, move.log_ratio, move.slope, clamp, quanta)
 
 
 def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answered, Array]]:  # noqa: PLR0915

@@ -15,7 +15,7 @@ from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError, OwnerRefused
 from sfumato.families.langevin import public_part
-from sfumato.kernel import Guided, Langevin, PublicStream, State
+from sfumato.kernel import Guided, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta
 from sfumato.study import make_study
 from sfumato.vault import records
@@ -75,13 +75,16 @@ def local(study, kernel, sigma):
         return drive(study, kernel, sigma, vault, PublicStream(3, CHAINS))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("coin", "guided"), ("bern", "langevin")])
+@pytest.mark.parametrize(("name", "kind"), [("coin", "guided"), ("bern", "langevin"), ("coin", "langevin")])
 def test_draws_over_the_wire_are_the_local_ones_bit_for_bit(alice, folder, name, kind):
-    study, door = door_for(alice, folder, name, kind, run_id=f"bits-{kind}", epsilon=8.0)
+    study, door = door_for(alice, folder, name, kind, run_id=f"bits-{name}-{kind}", epsilon=8.0)
     if kind == "guided":
         kernel, sigma = Guided(np.eye(1) * 0.05, 0.7), 3.0
-    else:
+    elif study.family is not None:
         kernel, sigma = Langevin(np.eye(1) * 0.05, 0.3, public_part(study.family, study.model, N)), 2.0
+    else:
+        centre, information = np.array([-0.8]), np.array([[500.0]])
+        kernel, sigma = ReferenceLangevin(np.eye(1) * 0.05, 0.3, study.model.log_prior, centre, information, 12.0), 2.0
     rounds = Rounds(study.model, [door], run_id="bits")
     remote = drive(study, kernel, sigma, rounds, PublicStream(3, CHAINS))
     here = local(study, kernel, sigma)
