@@ -19,6 +19,7 @@ References
 Bernstein & Sheldon 2018, "Differentially private Bayesian inference for exponential families".
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -34,6 +35,7 @@ from sfumato.errors import BundleError, InvalidInput, Unsupported
 from sfumato.families.base import Family
 from sfumato.families.counts import Binomial, Geometric, Linear, Poisson
 from sfumato.model import Model
+from sfumato.run import quiet_arviz
 
 if TYPE_CHECKING:
     from sfumato.bundle import Bundle
@@ -292,17 +294,13 @@ class NoiseAware:
 
     def to_arviz(self) -> Any:
         """ArviZ InferenceData, with label and privacy statement in its attributes."""
-        import arviz
-
+        arviz = quiet_arviz()
         attributes = {"label": self.label, "notes": "; ".join(self.notes), "privacy": str(self.privacy)}
         return arviz.from_dict(posterior=dict(self.draws), attrs=attributes | {"inference_library": "sfumato"})
 
     def summary(self) -> Any:
         """ArviZ summary table."""
-        import warnings
-
-        import arviz
-
+        arviz = quiet_arviz()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return arviz.summary(self.to_arviz(), round_to=None)

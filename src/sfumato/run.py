@@ -1,6 +1,7 @@
 """A finished (or interrupted) run: draws, the adversary's view, and the promise that covers both."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -74,8 +75,7 @@ class Run:
 
     def to_arviz(self) -> Any:
         """ArviZ InferenceData: posterior, sample_stats, and the statement in its attributes."""
-        import arviz
-
+        arviz = quiet_arviz()
         stats = {name: self.transcript[name] for name in ("sigma", "sensitivity", "accepted", "d_n_noisy")}
         stats["spent"] = np.cumsum(self.transcript["mu_squared"], axis=1)
         attributes: dict[str, Any] = {
@@ -90,10 +90,7 @@ class Run:
 
     def summary(self) -> Any:
         """ArviZ summary table: mean, sd, interval, Monte Carlo error, ESS and R-hat."""
-        import warnings
-
-        import arviz
-
+        arviz = quiet_arviz()
         with warnings.catch_warnings():
             # Short or single chains have no R-hat: the table shows NaN, which says it.
             warnings.simplefilter("ignore")
@@ -149,6 +146,14 @@ class Run:
             f"<Run {chains} x {self.iterations} draws of {', '.join(self.draws)}; epsilon={self.privacy.epsilon:g}, "
             f"delta={self.privacy.delta:g}; {self.stop_reason.value}>"
         )
+
+
+def quiet_arviz() -> Any:
+    """ArviZ, without the announcement it prints once a day on import: it is about releases that we do not use."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
+        import arviz
+    return arviz
 
 
 def load(path: str | Path) -> Run:

@@ -52,7 +52,8 @@ def covered(below: np.ndarray) -> int:
 
 
 def in_band(hits: int, sets: int) -> bool:
-    return stats.binomtest(hits, sets, LEVEL).pvalue > FALSE_ALARM
+    """88 to 92 of a hundred. Seeds are fixed here: no false alarm between one run and the next."""
+    return abs(hits / sets - LEVEL) <= 0.02
 
 
 def bernoulli_sets(rng, n):

@@ -2,9 +2,11 @@
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from sfumato.run import quiet_arviz
 
 if TYPE_CHECKING:
     from sfumato.run import Run
@@ -62,10 +64,8 @@ def _row(name: str, draws: np.ndarray) -> Row:
 def _diagnostics(draws: np.ndarray) -> tuple[float, float]:
     """Bulk ESS and rank-normalised split R-hat; NaN where a chain is too short to say."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ArviZ announces its next version at import, and short chains: NaN says it
-        import arviz
-
-        diagnostics: Any = arviz
+        warnings.simplefilter("ignore")  # about short chains: NaN says it
+        diagnostics = quiet_arviz()
         several = len(draws) > 1
         return float(diagnostics.ess(draws)), float(diagnostics.rhat(draws)) if several else math.nan
 

@@ -251,10 +251,8 @@ class Walk:
         with jax.ensure_compile_time_eval():
             bounds = [Interval(*(jnp.asarray(end) for end in self.known(v))) for v in values]
             out = Interval(*(np.asarray(end) for end in image(*bounds)))
-        shape = tuple(np.broadcast_shapes(*(np.shape(v) if isinstance(v, np.ndarray) else v.shape for v in values)))
-        out = Interval(*(np.broadcast_to(end, shape) for end in out))
-        tables = tuple(_key(self.linear(v).table) for v in values)
-        return self.found.atom((name, tables, shape), out, shape)
+        key, shape = atom_key(self, name, values)
+        return self.found.atom(key, Interval(*(np.broadcast_to(end, shape) for end in out)), shape)
 
     def truth(self, value: Number) -> Truth:
         """View plain booleans as conditions."""
@@ -264,6 +262,12 @@ class Walk:
             yes = value.astype(bool)
             return Truth(yes, ~yes, True)
         raise unsupported("a condition")
+
+
+def atom_key(walk: Walk, name: tuple[Any, ...], values: tuple[Number, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """What names the atoms of a function of the record, and their shape."""
+    shape = tuple(np.broadcast_shapes(*(np.shape(v) if isinstance(v, np.ndarray) else v.shape for v in values)))
+    return (name, tuple(_key(walk.linear(v).table) for v in values), shape), shape
 
 
 def unsupported(name: str) -> Unsupported:
@@ -409,8 +413,14 @@ def _compare(name: str) -> Callable[..., Number]:
         if x is y:
             same = np.full(x.shape, name in ("eq", "le", "ge"))
             return Truth(same, ~same, True)
-        free = walk.still(x) and walk.still(y)
-        a, b = (walk.known(v) if free else walk.jet(v).value for v in (x, y))
+        if not (walk.still(x) and walk.still(y)):
+            return compared(walk.jet(x).value, walk.jet(y).value, False)
+        always = compared(Walk.known(walk, x), Walk.known(walk, y), True)
+        if np.all(always.yes != always.no):  # the domain decides: a branch that no record takes is never walked
+            return always
+        return compared(walk.known(x), walk.known(y), True)
+
+    def compared(a: Interval, b: Interval, free: bool) -> Truth:
         below, above = a.hi < b.lo, a.lo > b.hi
         not_above, not_below = a.hi <= b.lo, a.lo >= b.hi
         point = (a.lo == a.hi) & (b.lo == b.hi) & (a.lo == b.lo)
@@ -582,13 +592,14 @@ class Program:
                 self.columns[name] = region.add_box(column.lo.reshape(-1), column.hi.reshape(-1))
         self.predictors = Predictors(model.dim, region)
         # The first walk only looks which predictors there are: nothing is compiled.
-        jax.eval_shape(lambda: self._run(Walk(self.predictors, None)).value)
+        jax.eval_shape(lambda: self.walk(Walk(self.predictors, None)).value)
 
     def jet(self, enter: Enter) -> Jet:
         """First and second derivatives of one record's log-likelihood in the predictors, where `enter` bounds them."""
-        return self._run(Walk(self.predictors, enter))
+        return self.walk(Walk(self.predictors, enter))
 
-    def _run(self, walk: Walk) -> Jet:
+    def walk(self, walk: Walk) -> Jet:
+        """Take a walk through the program."""
         size, dim = self.predictors.region.size, self.model.dim
         theta = np.zeros((dim, 1 + dim, 1 + size))
         theta[np.arange(dim), 1 + np.arange(dim), 0] = 1.0

@@ -13,6 +13,7 @@ from sfumato.errors import Unsupported
 from sfumato.model.base import Model
 from sfumato.sensitivity.gradients import GradientSet, gradient_set
 from sfumato.sensitivity.interval import Array
+from sfumato.sensitivity.pointwise import record_gradient
 from sfumato.sensitivity.remainder import Anchor, Remainder
 
 FINER = 8
@@ -66,6 +67,10 @@ class Reference:
         with jax.enable_x64(True):
             coarse, fine = self._anchors(jnp.asarray(centre, jnp.float64))
             return Proven(coarse, gradient_set(self.remainder, fine, np.asarray(matrix)))
+
+    def gradient(self, theta: Array, record: Mapping[str, Array]) -> Array:
+        """Gradient of one record, by the program that the bounds are proven for; pure JAX, in 64-bit mode."""
+        return record_gradient(self.remainder.program, theta, record)
 
     def range(self, anchor: Anchor, theta: Array, theta_prop: Array, lag: Array) -> tuple[Array, Array]:
         """Range of one record's second-order scalar; pure JAX, in 64-bit mode."""

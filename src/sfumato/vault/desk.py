@@ -245,8 +245,7 @@ class Desk:
 
     def _quote_release(self, asked: Release) -> tuple[_Quote, int]:
         radius, sigma, study = asked.radius, asked.sigma, self._study
-        if not (np.isfinite(radius) and radius > 0 and np.isfinite(sigma) and sigma > 0):
-            raise InvalidInput(f"radius and sigma must be positive and finite, got {radius} and {sigma}.")
+        moments.check_asked(radius, sigma)
         dim = study.model.dim
         theta = _matrix("theta", [asked.theta], 1, dim)[0]
         matrix = _matrix("matrix", asked.matrix, dim, dim)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.errors import InvalidInput
+from sfumato.sensitivity.reference import Reference
 from sfumato.study import Study
 from sfumato.vault import lattice, moments, reference, scan
 from sfumato.vault.blocks import Rows
@@ -67,6 +68,7 @@ class _Sums(NamedTuple):
     model: Any
     domain: Any
     precision: str
+    reference: Reference
     gamma: float
     gamma_scalar: float
 
@@ -137,6 +139,7 @@ class LocalEngine:
 
     def __init__(self, records: Records, study: Study, *, precision: str = "float64") -> None:
         self._count, self._study, self._precision = records.n, study, precision
+        self._near = study.near or Reference(study.model, study.domain)  # nothing is built before it is asked for
         with jax.enable_x64(True):
             self._records: Rows | None = count_kinds(records, study.domain).on_device()
         self._rows = self._records.number
@@ -251,7 +254,7 @@ class LocalEngine:
             return np.asarray(total)
 
     def _sums(self, gamma: float) -> _Sums:
-        return _Sums(self._study.model, self._study.domain, self._precision, gamma, gamma)
+        return _Sums(self._study.model, self._study.domain, self._precision, self._near, gamma, gamma)
 
     def _gradients_at(self, sums: _Sums, centre: np.ndarray) -> Array:
         if self._gradients is None or not np.array_equal(self._gradients[0], centre):

@@ -124,7 +124,7 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
     lo, hi = coordinate_ranges(question)
     middle, second_width = (lo + hi) // 2, scalar_width(question)
     shift = jnp.asarray(question.n * middle.astype(np.float64) * gamma)
-    first = question.first_cost() * chains
+    first = lattice.first_of_all(question.first_cost(), chains)
     widest = sigma * (TOO_DEAR * question.first_mu_squared()) ** 0.5
     dim = len(middle)
 
@@ -152,7 +152,8 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
             jnp.full_like(states.pending, jnp.nan),
         )
         row = Transcript(moved.theta, theta_prop, d_n_noisy, widths, accepted)
-        enough_for_first, enough = charge <= left, charge + second <= left
+        enough_for_first = charge <= left
+        enough = enough_for_first & (second <= left - charge)  # not their sum, which could wrap round
         return enough_for_first, enough, charge, second, moved, row, t_noisy
 
     def run(

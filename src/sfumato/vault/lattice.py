@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
+from sfumato.errors import InvalidInput
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
 
 Array: TypeAlias = Any
@@ -24,6 +25,8 @@ TERM_LIMIT = 2.0**51
 """Largest integer term: float64 still counts in halves there, so rounding is exact."""
 BEYOND = 2**63 - 1
 """A charge that no allowance can meet."""
+LARGEST_COST = 2**62
+"""Beyond any cap (`privacy.budget.MAX_MU`): two such costs still add up in 64 bits."""
 SUM_LIMIT = 2.0**61
 """Largest sum of n clamped terms; noise fits beside it in 64 bits."""
 
@@ -76,3 +79,13 @@ def cost(clamp: Clamp, gamma: float, sigma: float) -> Array:
     quanta = jnp.where(clamp.admissible, quanta, 0.0)
     fits = quanta.sum() < 2.0**62
     return jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), BEYOND)
+
+
+def first_of_all(quanta: int, chains: int) -> int:
+    """Quanta of the first queries of all chains; refused where no account could pay for them."""
+    if quanta * chains > LARGEST_COST:
+        raise InvalidInput(
+            f"the first query of a step must be affordable, and {chains} of them cost mu^2 = "
+            f"{quanta * chains / QUANTA_PER_UNIT:.3g}; use a smaller step or a smaller matrix."
+        )
+    return quanta * chains

@@ -4,6 +4,7 @@ Used by the pilot, whose releases need to be private but not exact: each record'
 stated radius, rounded to the lattice coordinate by coordinate, and summed in 64-bit integers.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -23,6 +24,8 @@ Array: TypeAlias = Any
 ROUNDING = 1.0 + 2.0**-20
 """Shortening in floating point (float32 at worst) can leave a vector longer than the radius by this factor at most."""
 BLOCK = 1 << 15
+SMALLEST = 2.0**-100
+"""Of a radius or a sigma: far from where a float64, or its square, underflows."""
 
 
 def compile_sum(
@@ -36,8 +39,9 @@ def compile_sum(
         def one(record: Mapping[str, Array]) -> Array:
             value = vector(record).astype(jnp.float64)
             value = jnp.where(jnp.all(jnp.isfinite(value)), value, 0.0)
-            value = value * jnp.minimum(1.0, radius / jnp.maximum(jnp.linalg.norm(value), 1e-300))
-            return jnp.round(jnp.clip(value / gamma, -TERM_LIMIT, TERM_LIMIT)).astype(jnp.int64)
+            short = jnp.round(jnp.clip(shortened(value, radius) / gamma, -TERM_LIMIT, TERM_LIMIT)).astype(jnp.int64)
+            most = jnp.ceil(radius * ROUNDING / gamma).astype(jnp.int64)
+            return jnp.clip(short, -most, most)  # whatever floating point did: no coordinate passes the radius
 
         cast = {name: cast_column(domain[name], column, precision) for name, column in block.columns.items()}
         return add_up(jax.vmap(one)(cast), block, axis=0)
@@ -47,6 +51,20 @@ def compile_sum(
         return sum_over_blocks(records, BLOCK, lambda block: block_sum(block, *point), zero)
 
     return jax.jit(run)
+
+
+def shortened(value: Array, radius: Array) -> Array:
+    """Shorten a vector to `radius`, in units of its largest entry: the square of a tiny length would underflow."""
+    largest = jnp.max(jnp.abs(value))
+    unit = value / jnp.where(largest > 0, largest, 1.0)
+    return unit * jnp.minimum(largest, radius / jnp.maximum(jnp.linalg.norm(unit), 1.0))
+
+
+def check_asked(radius: float, sigma: float) -> None:
+    """Refuse lengths and noise that are no positive numbers, or so far from one that arithmetic would fail them."""
+    for name, number in (("radius", radius), ("sigma", sigma)):
+        if not (math.isfinite(number) and SMALLEST <= number <= 1 / SMALLEST):
+            raise InvalidInput(f"{name} must lie between {SMALLEST:.2g} and {1 / SMALLEST:.2g}, got {number}.")
 
 
 def check_fits(n: int, radius: float, gamma: float) -> None:

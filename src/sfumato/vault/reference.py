@@ -35,6 +35,8 @@ from sfumato.vault.scan import BLOCK, CACHE_TERMS, Answered, Transcript, cast_co
 
 Array: TypeAlias = Any
 
+EVALUATION = 2.0**-40
+"""Relative error allowed for in evaluating one record's gradient in float64: thousands of roundings."""
 CACHE_GRADIENTS = 1 << 24
 """Up to this many numbers, the gradients at the reference point are kept; beyond it they are computed again."""
 
@@ -67,6 +69,11 @@ class Sums(Protocol):
     @property
     def precision(self) -> str:
         """How records are evaluated."""
+        ...
+
+    @property
+    def reference(self) -> Reference:
+        """What is proven near a reference point, and the gradients it is proven for."""
         ...
 
     @property
@@ -123,7 +130,8 @@ class ReferenceQuestion:
 
 def first_cost(gradients: GradientSet, sigma: float, gamma: float) -> int:
     """Quanta of one chain's first query: the same at every step."""
-    moved = gradients.diameter + gamma * len(gradients.low) ** 0.5
+    reach = float(np.linalg.norm(np.maximum(np.abs(gradients.low), np.abs(gradients.high))))
+    moved = gradients.diameter + gamma * len(gradients.low) ** 0.5 + 2 * EVALUATION * reach
     return cost_quanta((moved / sigma) ** 2)
 
 
@@ -150,6 +158,7 @@ def _one_point(question: ReferenceQuestion, kernel: ReferenceLangevin) -> Point:
     proven = question.reference.at(kernel.centre, kernel.matrix)
     low, high = integer_range(proven.gradients, question.gamma, question.n)
     cost = first_cost(proven.gradients, question.proposal_sigma, question.gamma)
+    lattice.first_of_all(cost, question.chains)
     centre, matrix, information = (
         jnp.asarray(p, jnp.float64) for p in (kernel.centre, kernel.matrix, kernel.information)
     )
@@ -166,10 +175,9 @@ def cast(question: Sums, rows: Rows, precision: str) -> dict[str, Array]:
 
 def exact_total(question: Sums, rows: Rows, centre: Array, matrix: Array, low: Array, high: Array) -> Array:
     """Sum over records of A' grad l at a reference point, each clamped to its range, in units of gamma. Private."""
-    gradient = jax.grad(question.model.log_likelihood)
 
     def one(record: Mapping[str, Array]) -> Array:
-        value = matrix.T @ gradient(centre, record)
+        value = matrix.T @ question.reference.gradient(centre, record)
         scaled = jnp.clip(value / question.gamma, -lattice.TERM_LIMIT, lattice.TERM_LIMIT)
         return jnp.clip(jnp.round(scaled).astype(jnp.int64), low, high)
 
@@ -181,8 +189,11 @@ def exact_total(question: Sums, rows: Rows, centre: Array, matrix: Array, low: A
 
 def all_gradients(question: Sums, rows: Rows, centre: Array) -> Array:
     """Gradient of every row at a reference point, shape (row, d). Private."""
-    gradient = jax.vmap(jax.grad(question.model.log_likelihood), in_axes=(None, 0))
-    return gradient(centre.astype(question.precision), cast(question, rows, question.precision))
+
+    def one(record: Mapping[str, Array]) -> Array:
+        return question.reference.gradient(centre, record).astype(question.precision)
+
+    return lax.map(one, cast(question, rows, "float64"), batch_size=BLOCK)
 
 
 def terms(question: Sums, rows: Rows, theta: Array) -> Array:
@@ -220,14 +231,13 @@ def scalar_sum(
 
     def block_sum(block: Rows) -> Array:
         new, old = terms(question, block, theta_prop), terms(question, block, theta)
-        columns = cast(question, block, question.precision)
-        at = centre.astype(question.precision)
 
-        def along(record: Mapping[str, Array]) -> Array:
-            likelihood = question.model.log_likelihood
-            return jax.jvp(lambda t: likelihood(t, record), (at,), (v.astype(question.precision),))[1]
+        # The very gradients of the first query: the log ratio is exact for what was proposed with.
+        def one(record: Mapping[str, Array]) -> Array:
+            return question.reference.gradient(centre, record) @ v
 
-        change = (new - old).astype(jnp.float64) - jax.vmap(along)(columns).astype(jnp.float64)
+        along = jax.vmap(one)
+        change = (new - old).astype(jnp.float64) - along(cast(question, block, "float64"))
         return add_up(lattice.to_lattice(change, clamp, question.gamma_scalar), block, axis=0)
 
     return sum_over_blocks(rows, BLOCK, block_sum, jnp.zeros((), jnp.int64)), kept
@@ -310,7 +320,8 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
         new_kept = jnp.where(accepted[:, None], proposed, kept)
         widths = jnp.where(admissible, lattice.width(asked.clamp, gamma_scalar), 0.0)
         row = Transcript(moved.theta, asked.theta_prop, d_n_noisy, widths, accepted)
-        fits = charge <= left, charge + asked.quanta <= left
+        # Compared apart: a cost beyond 64 bits is the largest integer there is, and adding to it would wrap round.
+        fits = charge <= left, (charge <= left) & (asked.quanta <= left - charge)
         return fits, charge, asked.quanta, moved, new_kept, row, t_noisy
 
     def run(

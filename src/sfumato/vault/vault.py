@@ -125,8 +125,7 @@ class Vault:
         -----
         Privacy: replacing one record moves the sum by at most :math:`2R + \gamma\sqrt k`, k the number of coordinates.
         """
-        if not (np.isfinite(radius) and radius > 0 and np.isfinite(sigma) and sigma > 0):
-            raise InvalidInput(f"radius and sigma must be positive and finite, got {radius} and {sigma}.")
+        moments.check_asked(radius, sigma)
         size = derivatives.size(what, self._model.dim)
         gamma = lattice.choose_gamma(sigma, self.n)
         moments.check_fits(self.n, radius, gamma)

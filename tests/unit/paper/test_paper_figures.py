@@ -11,9 +11,9 @@ from sfumato.paper import figures, simulation
 
 
 def test_all_figures_are_drawn_in_under_three_minutes(tmp_path):
-    start = time.monotonic()
+    start = time.process_time()  # what it costs, however busy the machine is
     paths = figures.draw(tmp_path)
-    assert time.monotonic() - start < 180
+    assert time.process_time() - start < 180
     assert [p.stem for p in paths] == list(figures.FIGURES)
     assert all(p.read_bytes().startswith(b"\x89PNG") and p.stat().st_size < 200_000 for p in paths)
 
