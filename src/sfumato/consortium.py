@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sfumato import sampler
@@ -31,7 +32,7 @@ from sfumato.checkpoint import Checkpoint
 from sfumato.domain import Domain, from_dict
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerError
 from sfumato.families.base import Family
-from sfumato.kernel import Langevin, PublicStream
+from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.noise_aware import check_distinct
 from sfumato.owner import Owner
 from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot
@@ -255,6 +256,7 @@ def sample_owners(
         doors = [_open(stack, i, parties, studies, model, terms, kept, tick) for i in range(len(parties))]
         check_agree([door.facts for door in doors], study)
         terms["sizes"] = {door.name: door.facts.n for door in doors}
+        terms["bounds"] = _bounds(doors)
         table = Table(parties, studies, Rounds(study.model, doors, run_id=run_id))
         stack.callback(table.rounds.close)
         plan = _first_plan(table, wishes, kernel, limit, share)
@@ -263,11 +265,12 @@ def sample_owners(
         plan, pilot = _pilot(table, plan, share, kernel, limit, tick)
         terms["shares"] = table.rounds.shares
         if kept is not None:
-            settled = {"shares": table.rounds.shares, "sizes": terms["sizes"]}
+            settled = {"shares": table.rounds.shares, "sizes": terms["sizes"], "bounds": terms["bounds"]}
             kept.update_terms(plan=sampler._plan_terms(plan), pilot=pilot, **settled)
         if not wishes.force:
             sampler._refuse_after_pilot(plan, pilot)
         chain = sampler._start(study, plan, stream, pilot)
+        _bring_inside(chain, table.rounds.theta_bound)
         return _finish(chain, table, terms, kept, tick)
 
 
@@ -310,8 +313,11 @@ def resume_owners(
         doors = [_open(stack, i, found, studies, model, terms, kept, tick, chain.steps) for i in range(len(found))]
         check_agree([door.facts for door in doors], study)
         _check_sizes(doors, terms["sizes"])
+        _check_bounds(doors, terms["bounds"])
         rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=chain.steps)
         stack.callback(rounds.close)
+        if not chain.steps:
+            _bring_inside(chain, rounds.theta_bound)
         return _finish(chain, Table(found, studies, rounds), terms, kept, tick)
 
 
@@ -322,6 +328,29 @@ def _check_sizes(doors: Sequence[Door], sizes: Mapping[str, int]) -> None:
                 f"these are not the records the run was started with: {door.name!r} has {door.facts.n:,}, then it had "
                 f"{sizes[door.name]:,}. Resume with the same tables, or start a new run."
             )
+
+
+def _bounds(doors: Sequence[Door]) -> dict[str, float]:
+    """The boxes that owners answer for; who has none is left out."""
+    return {door.name: door.facts.theta_bound for door in doors if np.isfinite(door.facts.theta_bound)}
+
+
+def _check_bounds(doors: Sequence[Door], bounds: Mapping[str, float]) -> None:
+    if (now := _bounds(doors)) != bounds:
+        raise CheckpointError(
+            f"a chain has one target, and it was the posterior within theta_bound {dict(bounds)}; the owners now answer within "
+            f"{now}. Ask them for the old bound, or start a new run."
+        )
+
+
+def _bring_inside(chain: sampler.Chain, bound: float) -> None:
+    """Move a start that the owners do not answer for to the plan's centre, which they do."""
+    with jax.enable_x64(True):
+        states = chain.states
+        outside = jnp.any(jnp.abs(states.theta) > bound, axis=-1)
+        theta = jnp.where(outside[:, None], jnp.asarray(chain.plan.picture.centre), states.theta)
+        log_prior = jnp.where(outside, jax.vmap(chain.study.model.log_prior)(theta), states.log_prior)
+        chain.states = State(theta, log_prior, states.direction, states.pending)
 
 
 def check_agree(facts: Sequence[Facts], study: Study) -> None:
@@ -429,7 +458,10 @@ def _first_plan(table: Table, wishes: Wishes, kernel: str, limit: int, share: fl
         kernel=kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example, max_iterations=limit,
         pilot_share=share, mu=mu,
     )  # fmt: skip
-    return _beside_bundles(table, replace(plan, owners=_owner_facts(table)), kernel, 1 - share, limit)
+    # A guess outside the owners' box could not be asked about: the nearest point of the box takes its place.
+    bound = table.rounds.theta_bound
+    picture = replace(plan.picture, centre=np.clip(plan.picture.centre, -bound, bound))
+    return _beside_bundles(table, replace(plan, owners=_owner_facts(table), picture=picture), kernel, 1 - share, limit)
 
 
 def _beside_bundles(table: Table, plan: Plan, kernel: str, share: float, limit: int) -> Plan:
@@ -456,7 +488,7 @@ def _pilot(table: Table, plan: Plan, share: float, kernel: str, limit: int, tick
     with jax.enable_x64(True):
         found = run_pilot(
             study.model, study.domain, plan.n, plan.picture.centre, share * plan.mu**2 * 0.999, rounds.release,
-            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE,
+            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE, rounds.theta_bound,
         )  # fmt: skip
     pilot = {"releases": found.releases, "share": share, "last_move": found.last_move, "owners": _shares(table)}
     widths = relative_widths([table.studies[i] for i in table.live], found.picture)
@@ -508,7 +540,7 @@ def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement
     for party, door in zip(table.parties, table.rounds.doors, strict=True):
         facts = door.facts
         if isinstance(party, Bundle):
-            statements.append(replace(party.privacy, owner=facts.name))
+            statements.append(replace(party.privacy, owner=facts.name, exact=party.privacy.exact + _box(table)))
             continue
         statements.append(
             Statement(
@@ -520,13 +552,24 @@ def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement
                 n=facts.n,
                 lattice_slack=lattice_slack(facts.epsilon),
                 sensitivity=facts.sensitivity,
-                exact=sampler.exactness(chain, facts.proven),
+                exact=sampler.exactness(chain, facts.proven) + _box(table),
                 precision=facts.precision,
                 shared_ledger=facts.shared_ledger,
                 owner=facts.name if len(table.parties) > 1 else "",
             )  # fmt: skip
         )
     return join(statements)
+
+
+def _box(table: Table) -> str:
+    """What the owners' box does to the target, in a sentence; nothing where there is none."""
+    bound = table.rounds.theta_bound
+    if not np.isfinite(bound):
+        return ""
+    return (
+        f" The posterior is restricted to parameters with no coordinate beyond {bound:g} on the unconstrained scale: a proposal "
+        "outside the box that the owners answer for is rejected unasked."
+    )
 
 
 def _spent(door: Door) -> int:

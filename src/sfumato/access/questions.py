@@ -5,6 +5,7 @@ or of several shards, add up exactly, so a chain does not depend on how the reco
 """
 
 import hashlib
+import math
 from typing import TypeAlias
 
 import msgspec
@@ -30,6 +31,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         Column name -> domain, as `Domain.to_dict` gives it.
     cap
         Quanta of this study's account; its guarantee is that of this cap.
+    theta_bound
+        The owner answers for parameters with every coordinate in [-theta_bound, theta_bound], on the unconstrained scale.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     shared_ledger: bool
     protocol: int = PROTOCOL
     version: str = ""
+    theta_bound: float = math.inf
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):

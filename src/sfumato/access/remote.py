@@ -169,6 +169,7 @@ class RemoteDoor:
         self._open = contextlib.ExitStack()
         self._terms: Terms | None = None
         self._agreed = Agreed()
+        self._bound: float | None = None
         self.facts: Facts = self._patiently(lambda: self._facts)
 
     @property
@@ -226,6 +227,12 @@ class RemoteDoor:
             return
         self._socket = self._open.enter_context(self._line.dial())
         self._facts = _facts.decode(self._exchange(_encoder.encode(self._asked)))
+        if self._bound not in (None, self._facts.theta_bound):
+            raise OwnerRefused(
+                f"{self.name!r} came back with theta_bound = {self._facts.theta_bound:g}, where the run began with "
+                f"{self._bound:g}: the chain would have another target. Start a new run.", self.name, "other-terms"
+            )  # fmt: skip
+        self._bound = self._facts.theta_bound
         if self._terms is not None:
             again = _agreed.decode(self._exchange(_encoder.encode(Begin(terms=self._terms))))
             if again != self._agreed:

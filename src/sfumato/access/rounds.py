@@ -152,6 +152,20 @@ class Rounds:
         """Quanta left with the owner who has least."""
         return min(door.left for door in self._doors)
 
+    @property
+    def theta_bound(self) -> float:
+        """The smallest of the boxes that the owners answer for; infinite where none has one."""
+        return min(door.facts.theta_bound for door in self._doors)
+
+    def may_ask(self, theta_prop: Array, possible: Array) -> np.ndarray:
+        """Which proposals are asked about: those that are possible and in every owner's box.
+
+        The others are rejected unasked. The box is public and the same in both directions of a step, so the chain's target is
+        the posterior restricted to it.
+        """
+        there = np.asarray(theta_prop)
+        return np.asarray(possible) & np.all(np.abs(there) <= self.theta_bound, axis=-1)
+
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def each(self, call: Callable[[Door, int], T]) -> list[T]:
@@ -377,7 +391,11 @@ class _WalkRounds:
 
     def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
         theta_prop, log_prior_prop, possible = self._propose(states, draw)
-        theta, there, asked = np.asarray(states.theta), np.asarray(theta_prop), np.asarray(possible)
+        theta, there, asked = (
+            np.asarray(states.theta),
+            np.asarray(theta_prop),
+            self._rounds.may_ask(theta_prop, possible),
+        )
         answer = _nothing(len(asked), len(self._rounds.doors))
         if asked.any():
             asked_there = np.where(asked[:, None], there, theta)
@@ -444,7 +462,7 @@ class _LangevinRounds:
         t_noisy, theta_prop, log_prior_prop, log_ratio, direction, possible = self._propose(
             states, first.numbers.reshape(chains, dim)
         )
-        asked = np.asarray(possible)
+        asked = self._rounds.may_ask(theta_prop, possible)
         answer = _nothing(chains, len(self._rounds.doors))
         if asked.any():
             question = Correction(direction=np.asarray(direction).tolist(), asked=asked.tolist())
@@ -508,7 +526,7 @@ class _ReferenceRounds:
         first = self._rounds._add("statistic", Statistic(chains=chains), chains * dim, self._first_gamma)
         t_noisy, move = self._propose(states.theta, first.numbers.reshape(chains, dim), *self._place)
         theta_prop, log_prior_prop, log_ratio, slope, possible = move
-        asked, theta = np.asarray(possible), np.asarray(states.theta)
+        asked, theta = self._rounds.may_ask(theta_prop, possible), np.asarray(states.theta)
         answer = _nothing(chains, len(self._rounds.doors))
         if asked.any():
             there, along = np.where(asked[:, None], theta_prop, theta), np.where(asked[:, None], slope, 0.0)

@@ -172,7 +172,7 @@ class Node:
                     form, desk, self.name, asked.epsilon, asked.delta, mu, self.file.data.outside,
                     self.file.data.precision, True,
                 )  # fmt: skip
-                facts = msgspec.structs.replace(facts, cap=account.cap)
+                facts = msgspec.structs.replace(facts, cap=account.cap, theta_bound=approved.entry.theta_bound)
                 run = ActiveRun(token.name, approved, account.name, desk, facts, asked)
                 self.runs[account.name] = run
             run.holder = holder

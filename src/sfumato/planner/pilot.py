@@ -57,6 +57,7 @@ def run_pilot(
     mu_squared: float,
     release: Release,
     schedule: Schedule = SCHEDULE,
+    bound: float = np.inf,
 ) -> Piloted:
     """Find centre and covariance of the posterior for `mu_squared` of budget.
 
@@ -68,8 +69,10 @@ def run_pilot(
         What the pilot may spend, all releases together.
     release
         The vault's vector answer.
+    bound
+        Largest coordinate the owners answer for: a step beyond ends on the edge of that box.
     """
-    theta, prior_sd = start, _prior_sd(model)
+    theta, prior_sd = np.clip(start, -bound, bound), _prior_sd(model)
     released: list[dict[str, Any]] = []
     information: np.ndarray | None = None
     moved, roughness, sigma = np.inf, 0.0, np.inf
@@ -92,9 +95,11 @@ def run_pilot(
         move = root @ step
         move *= min(1.0, _MAX_MOVE / max(np.max(np.abs(move) / prior_sd), 1e-300))
         theta, moved = _inside(model, theta, move), float(np.linalg.norm(step)) / len(step) ** 0.5
+        theta = np.clip(theta, -bound, bound)
         if information is not None:
             placed.append((theta, sigma**-2, moved))
     theta, error = _place(placed) if placed else (theta, sigma)
+    theta = np.clip(theta, -bound, bound)  # an average of points on the edge may round to just outside
     batch = synthetic.uniform(model, domain, theta)
     covariance = forecast.safe_inverse(_precision(model, n, theta, batch, information))
     return Piloted(forecast.Picture(theta, covariance, "the pilot's releases", error, roughness), released, moved)

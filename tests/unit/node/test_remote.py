@@ -5,6 +5,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from node_helpers import YES, N, Process, call, load, prepare, threaded, wait_fo
 from sfumato.access.questions import Ratio, Release, Statistic, Terms
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
-from sfumato.errors import BudgetSpent, InvalidInput, LedgerError, OwnerRefused
+from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, LedgerError, OwnerRefused
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Guided, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta
@@ -95,7 +96,7 @@ def test_draws_over_the_wire_are_the_local_ones_bit_for_bit(alice, folder, name,
 
 def test_plan_and_sample_take_an_owner_wherever_data_are_taken(alice, node, folder, tmp_path):
     coin = load(folder[0], "coin")
-    plan = sf.plan(coin, alice, epsilon=3.0, delta=1e-6, chains=2)
+    plan = sf.plan(coin, alice, epsilon=3.0, delta=1e-6, chains=2, kernel="guided")
     assert (plan.n, plan.epsilon) == (N, 3.0)
     with pytest.raises(InvalidInput, match="the owner's to say"):
         sf.plan(coin, alice, n=7, epsilon=3.0, delta=1e-6)
@@ -109,6 +110,43 @@ def test_plan_and_sample_take_an_owner_wherever_data_are_taken(alice, node, fold
     assert (run.privacy.epsilon, run.privacy.n, run.privacy.shared_ledger) == (3.0, N, True)
     spent = [state.spent for state in node.node.books.ledger.accounts() if state.about.get("epsilon") == 3.0]
     assert run.privacy.spent_mu**2 == pytest.approx(spent[0] / QUANTA_PER_UNIT, rel=1e-6)
+
+
+def forget_runs(node):
+    """What a restart does to runs whose clients are away."""
+    until = time.monotonic() + 20
+    while any(run.holder is not None for run in node.runs.values()) and time.monotonic() < until:
+        time.sleep(0.01)
+    for run in list(node.runs.values()):
+        node._close_run(run)
+    assert not node.runs
+
+
+def test_outside_the_owners_box_nobody_is_asked_and_the_statement_says_so(node, folder, tmp_path, monkeypatch):
+    """The posterior of the logit is about N(-0.85, 0.04): pilot, starts and proposals all point out of this box."""
+    bound, study = 0.7, node.node.studies["coin"]
+    before = node.node.metrics.refusals["outside-support"]
+    with monkeypatch.context() as boxed:
+        boxed.setattr(study, "entry", msgspec.structs.replace(study.entry, theta_bound=bound))
+        run = sf.sample(
+            load(folder[0], "coin"), connect(node.url, token=folder[1]["bob"]), epsilon=2.0, delta=1e-6, chains=4,
+            iterations=30, seed=3, kernel="guided", force=True, progress=False, checkpoint=tmp_path / "kept",
+        )  # fmt: skip
+        assert any(abs(release["theta"][0]) == bound for release in run.pilot["releases"])
+        outside = np.abs(run.transcript["theta_prop"][..., 0]) > bound
+        assert outside.any() and not outside.all()
+        assert np.all(np.abs(run.transcript["theta"]) <= bound)  # from the first draw on
+        assert np.all(run.transcript["sensitivity"][outside] == 0)  # nobody was asked, nobody charged
+        assert node.node.metrics.refusals["outside-support"] == before
+        assert f"no coordinate beyond {bound:g}" in run.privacy.exact
+        bob = connect(node.url, token=folder[1]["bob"])
+        _, door = door_for(bob, folder, run_id="box", epsilon=1.0)
+        door.close()
+        forget_runs(node.node)
+    with pytest.raises(CheckpointError, match="one target"):  # the box is 100 now
+        sf.resume(tmp_path / "kept", bob, model=load(folder[0], "coin"), progress=False)
+    with pytest.raises(OwnerRefused, match="another target"):
+        door.begin(WALK)
 
 
 def test_the_handshake_says_what_is_public_and_no_more(alice, node, folder):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -135,6 +136,51 @@ def assert_close(one, other, digits=1e-9):
     assert np.array_equal(one["accepted"], other["accepted"])
     for name in one:
         assert np.allclose(one[name], other[name], rtol=digits, atol=digits, equal_nan=True), name
+
+
+@pytest.mark.parametrize(
+    ("case", "bound"),
+    [(walk_case, 0.3), (langevin_case, 0.15), (reference_case, 0.95)],
+    ids=["walk", "langevin", "reference"],
+)
+def test_what_lies_outside_an_owners_box_is_rejected_unasked(case, bound):
+    """The box cuts through where the chain would go."""
+    case, stream, asked = case(), PublicStream(1, CHAINS), []
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        door.facts = msgspec.structs.replace(door.facts, theta_bound=bound)
+        door.ask = watched(door.ask, asked)
+        rounds = Rounds(case.study.model, [door], run_id="run")
+        with jax.enable_x64(True):
+            states = states_of(case, stream)
+            states = states._replace(theta=jnp.clip(states.theta, -bound, bound))
+        rounds.begin(case.kernel, case.sigma, states)
+        rows = rounds.chunk(states, stream.peek(case.kernel, STEPS), STEPS, 2**58).transcript
+        rounds.close()
+    outside = np.abs(rows.theta_prop).max(axis=-1) > bound
+    assert outside.any() and not outside.all()
+    assert np.all(np.abs(rows.theta) <= bound)
+    assert not rows.accepted[outside].any() and rows.accepted.any()
+    assert np.all(rows.widths[outside] == 0)
+    for question in asked:
+        for row in (*getattr(question, "theta", ()), *getattr(question, "theta_prop", ())):
+            assert np.max(np.abs(row)) <= bound
+
+
+def test_of_several_boxes_the_smallest_counts():
+    bounds = (np.inf, 3.0, 50.0)
+    doors = [SimpleNamespace(facts=SimpleNamespace(theta_bound=bound)) for bound in bounds]
+    rounds = Rounds(LOGISTIC.model, doors, run_id="run")
+    there = np.array([[0.0, 3.0], [0.0, -3.1], [np.nan, 0.0], [1.0, 1.0]])
+    assert rounds.may_ask(there, np.array([True, True, True, False])).tolist() == [True, False, False, False]
+
+
+def watched(ask, seen):
+    def asking(query_id, question):
+        seen.append(question)
+        return ask(query_id, question)
+
+    return asking
 
 
 @pytest.mark.parametrize("kept", [True, False])
