@@ -17,6 +17,7 @@ from node_helpers import call, load, prepare, threaded
 from sfumato.access.questions import Correction, Ratio, Release, Remainder, Statistic, Terms, encode
 from sfumato.access.wire import Ask, Begin, Left, Open
 from sfumato.node.catalogue import CATALOGUE
+from sfumato.node.logs import LINES_PER_SECOND
 from sfumato.node.tokens import TokenFile
 from sfumato.vault.lattice import choose_gamma
 
@@ -54,6 +55,16 @@ def owner(tmp_path_factory):
         yield running
         assert not running.node.closing
         assert call(f"{running.url}/healthz")[0] == 200  # after everything that was done to it
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory):
+    """A node that allows little."""
+    folder = tmp_path_factory.mktemp("strict")
+    tokens = prepare(folder, studies=("bern",), limits="failed_logins_per_minute = 1\nmessages_per_second = 5.0")
+    with threaded(folder) as running:
+        running.tokens, running.heard = tokens, []
+        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -177,12 +188,13 @@ def test_a_token_opens_its_own_doors_only(owner):
     assert refused.value.response.status_code == 403
 
 
-def test_many_wrong_tokens_are_slowed_down(tmp_path):
-    prepare(tmp_path, studies=("bern",), limits="failed_logins_per_minute = 1")
-    with threaded(tmp_path) as running:
-        codes = [call(f"{running.url}/api/handshake", f"sfu_alice_{'A' * 43}")[1]["code"] for _ in range(33)]
+def test_many_wrong_tokens_are_slowed_down_and_right_ones_are_not(strict):
+    wrong = f"sfu_alice_{'A' * 43}"
+    codes = [call(f"{strict.url}/api/handshake", wrong)[1]["code"] for _ in range(33)]
     assert codes[0] == "unauthorised"
     assert codes[-1] == "too-fast"
+    assert call(f"{strict.url}/api/handshake", strict.tokens["bob"])[0] == 200  # a colleague at the same address
+    assert call(f"{strict.url}/api/handshake", wrong)[1]["code"] == "too-fast"
 
 
 def test_a_foreign_origin_or_host_is_refused(owner):
@@ -415,12 +427,28 @@ def test_too_many_connections_of_one_token_are_refused(owner):
             line.__exit__(None, None, None)
 
 
-def test_messages_faster_than_allowed_are_refused(tmp_path):
-    tokens = prepare(tmp_path, studies=("bern",), limits="messages_per_second = 5.0")
-    with threaded(tmp_path) as running:
-        running.tokens, running.heard = tokens, []
-        with Line(running) as line:
-            assert "too-fast" in [line.code(b"\xc0") for _ in range(12)]
+def test_nonsense_does_not_fill_the_log(owner, line):
+    """Every refusal is counted; a few of them a second are written out, and one line says how many were not."""
+    log, metrics = owner.folder / "node.log", owner.node.metrics
+    owner.node.log.tidy()
+    began, size, before = time.monotonic(), len(log.read_text().splitlines()), metrics.refusals["bad-request"]
+    for _ in range(500):
+        assert line.code(b"\xc1") == "bad-request"
+    seconds = time.monotonic() - began
+    assert metrics.refusals["bad-request"] - before == 500
+    time.sleep(1.0)  # until the last second is over
+    owner.node.log.tidy()
+    lines = [json.loads(entry) for entry in log.read_text().splitlines()[size:]]
+    written = [entry for entry in lines if entry["event"] == "refused"]
+    left_out = sum(entry["count"] for entry in lines if entry["event"] == "left-out")
+    assert len(written) + left_out == 500
+    assert len(written) <= LINES_PER_SECOND * (seconds + 2)
+    assert len(lines) <= 2 * LINES_PER_SECOND * (seconds + 3)
+
+
+def test_messages_faster_than_allowed_are_refused(strict):
+    with Line(strict) as line:
+        assert "too-fast" in [line.code(b"\xc0") for _ in range(12)]
 
 
 # -- paths and pages --------------------------------------------------------------------------------------------------

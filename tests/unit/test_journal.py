@@ -139,6 +139,30 @@ def test_a_ledger_that_cannot_take_a_batch_does_not_undo_an_answer(ledger, accou
     journal.close()
 
 
+def test_a_journal_that_cannot_be_emptied_gives_no_second_answer(ledger, account, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 2)
+    journal, block = Journal(ledger), account.reserve(100)
+    book = journal.account(account)
+
+    def refuse(*_):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "ftruncate", refuse)
+        assert book.record("a", "h", block, 1, b"1") == b"1"
+        assert book.record("b", "h", block, 1, b"2") == b"2"  # it fills the batch: in the ledger, and still in the file
+        assert book.record("b", "h", block, 1, b"x") == b"2"
+        assert book.replay("a", "h") == b"1"
+        with pytest.raises(LedgerError, match="cannot be cut"):
+            book.fold()
+    assert book.record("c", "h", block, 1, b"3") == b"3"
+    book.fold()
+    assert stored(ledger) == {"a": b"1", "b": b"2", "c": b"3"}
+    journal.close()
+    assert block.settle(3) == 97  # nothing was charged twice
+    assert ledger.verify().ok
+
+
 def test_one_process_holds_the_journal(ledger):
     journal = Journal(ledger)
     with pytest.raises(LedgerError, match="held by another"):

@@ -4,14 +4,13 @@ A plain ASGI layer around the whole service, so that no route can be added that 
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from sfumato.node.catalogue import CATALOGUE, Refusal, body, refusal_of
 from sfumato.node.config import LOCAL_NAMES, Limits, Listen
-from sfumato.node.limits import Bucket
+from sfumato.node.limits import Bucket, Buckets
 from sfumato.node.logs import Log
 from sfumato.node.metrics import Metrics
 
@@ -35,7 +34,6 @@ HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "cache-control": "no-store",
 }
-_ADDRESSES = 4096  # visitors whose request rate is remembered
 
 
 class Guard:
@@ -53,7 +51,7 @@ class Guard:
         self._app, self.limits, self._log, self._metrics = app, limits, log, metrics
         self._names = {name.lower() for name in (*LOCAL_NAMES, *listen.names, listen.host)}
         self._origins = {origin.lower().rstrip("/") for origin in listen.origins}
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._visitors = Buckets(lambda: Bucket(limits.requests_per_second))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check, pass on, dress the answer."""
@@ -75,7 +73,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and not self._own(origin, headers["host"]):
             raise Refusal("foreign-origin", f"Origin {origin[:80]!r}")
-        if not self._bucket(str((scope.get("client") or ("?",))[0])).take():
+        if not self._visitors.of(str((scope.get("client") or ("?",))[0])).take():
             raise Refusal("too-fast")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > self.limits.body_bytes:
@@ -87,13 +85,6 @@ class Guard:
         return origin.lower().rstrip("/") in self._origins or (
             parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
         )
-
-    def _bucket(self, address: str) -> Bucket:
-        found = self._buckets.pop(address, None) or Bucket(self.limits.requests_per_second)
-        self._buckets[address] = found
-        if len(self._buckets) > _ADDRESSES:
-            self._buckets.popitem(last=False)
-        return found
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(self, scope, receive, send)

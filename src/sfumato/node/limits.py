@@ -1,7 +1,8 @@
 """What one visitor may take of the machine: rates and connections, counted in memory."""
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 
 from sfumato.node.catalogue import Refusal
 
@@ -38,6 +39,30 @@ class Bucket:
             return False
         self._level -= 1.0
         return True
+
+
+class Buckets:
+    """A bucket per visitor: those who came last, up to `kept` of them.
+
+    Parameters
+    ----------
+    make
+        Makes the bucket of a visitor who is not known.
+    kept
+        Visitors that are remembered.
+    """
+
+    def __init__(self, make: Callable[[], Bucket], kept: int = 4096) -> None:
+        self._make, self._kept = make, kept
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    def of(self, visitor: str) -> Bucket:
+        """The bucket of one visitor."""
+        found = self._buckets.pop(visitor, None) or self._make()
+        self._buckets[visitor] = found
+        if len(self._buckets) > self._kept:
+            self._buckets.popitem(last=False)
+        return found
 
 
 class Turnstile:

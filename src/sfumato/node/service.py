@@ -119,10 +119,15 @@ def make_app(node: Node) -> App:
 async def _sweep(node: Node) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
+        # A token file being written over, a full disk: try again in a moment, and let neither keep the other from its work.
         try:
             node.sweep()
-        except Exception as error:  # a token file being written over, a full disk: try again in a moment
+        except Exception as error:
             node.log.unexpected("sweep", error)
+        try:
+            await asyncio.to_thread(node.tidy)
+        except Exception as error:
+            node.log.unexpected("tidy", error)
 
 
 class _Door:

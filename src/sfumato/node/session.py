@@ -130,10 +130,11 @@ class Session:
         if not run.chains and not isinstance(ask.question, Release):
             raise Refusal("not-begun", "no terms are settled")
         run.study.check_question(ask.question)
-        if run.light:
+        if run.answers_at_once(ask.question):
             reply = run.desk.answer_bytes(ask.id, ask.question)
         else:
-            reply = await asyncio.to_thread(run.desk.answer_bytes, ask.id, ask.question)
+            with run.on_a_thread():
+                reply = await asyncio.to_thread(run.desk.answer_bytes, ask.id, ask.question)
         if self.node.tick:
             await self.node.tick.wait()
         if self.node.paused:
@@ -145,8 +146,8 @@ class Session:
         run = self._run
         if run is None:
             raise Refusal("not-begun", "no run is open")
-        if run.holder is not self:
-            raise Refusal("busy", f"run {run.opened.run}")
+        if run.holder is not self or run.closed:
+            raise Refusal("busy", f"run {run.opened.run}")  # the client dials again, and finds it open
         return run
 
     # -- everything else ------------------------------------------------------------------------------------------
@@ -157,7 +158,8 @@ class Session:
         run = self._held()
         if isinstance(request, Begin):
             return await self._begin(run, request.terms)
-        left = await asyncio.to_thread(lambda: run.desk.left)
+        with run.on_a_thread():
+            left = await asyncio.to_thread(lambda: run.desk.left)
         return _plain.encode({"left": left})
 
     async def _open(self, request: Open) -> bytes:
@@ -168,7 +170,8 @@ class Session:
 
     async def _begin(self, run: ActiveRun, terms: Terms) -> bytes:
         run.study.check_terms(terms, self.node.limits.chains)
-        agreed = await asyncio.to_thread(run.desk.begin, terms)
+        with run.on_a_thread():
+            agreed = await asyncio.to_thread(run.desk.begin, terms)
         # Langevin on a family asks its sum of statistics; everything else passes over the records.
         run.settle_terms(terms.chains, 1 if terms.kernel == LANGEVIN and not terms.centre else run.facts.rows)
         self.node.log.event(

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from sfumato.access.wire import Handshake, Open
 from sfumato.node.books import Books
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile
-from sfumato.node.limits import Bucket, Turnstile
+from sfumato.node.limits import Bucket, Buckets, Turnstile
 from sfumato.node.logs import Log
 from sfumato.node.metrics import Metrics
 from sfumato.node.studies import ApprovedStudy, load_studies
@@ -27,6 +28,10 @@ from sfumato.vault.noise import Source
 
 AWAY_SECONDS = 60.0
 """How long a run whose client is away keeps its desk (and its open reservation) before both are given back."""
+FAILED_AT_ONCE = 30
+"""Wrong tokens an address may try at once."""
+WAITING_HASHES = 64
+"""Requests from such addresses that may wait for the slow hash: some seconds' worth."""
 LIGHT_TERMS = 200_000
 """Record evaluations a message up to which it is answered on the spot; above, on a thread, so that others need not wait."""
 
@@ -45,6 +50,10 @@ class Counter(Protocol):
 
     def answer_bytes(self, query_id: str, question: Question) -> bytes:
         """Answer, or give the answer given before."""
+        ...
+
+    def is_warm(self, question: Question) -> bool:
+        """Whether a question like this one can be answered without compiling anything."""
         ...
 
     def close(self) -> None:
@@ -69,11 +78,30 @@ class ActiveRun:
         self.holder: object | None = None  # the session that may ask
         self.away_since = time.monotonic()
         self.chains = 0
-        self.light = False
+        self.closed = False
+        self._light = False
+        self._elsewhere = 0  # calls of the desk that are under way on threads
 
     def settle_terms(self, chains: int, per_chain: int) -> None:
         """Remember how much work a message is: from public numbers only."""
-        self.chains, self.light = chains, chains * per_chain <= LIGHT_TERMS
+        self.chains, self._light = chains, chains * per_chain <= LIGHT_TERMS
+
+    def answers_at_once(self, question: Question) -> bool:
+        """Whether a question may be answered in the loop that serves everybody.
+
+        Not the first of its kind under these terms, which compiles; nor while a thread is at the desk, which everybody would
+        have to wait for.
+        """
+        return self._light and not self._elsewhere and self.desk.is_warm(question)
+
+    @contextmanager
+    def on_a_thread(self) -> Iterator[None]:
+        """While a thread is at the desk."""
+        self._elsewhere += 1
+        try:
+            yield
+        finally:
+            self._elsewhere -= 1
 
 
 class Node:
@@ -107,11 +135,11 @@ class Node:
         self.runs: dict[str, ActiveRun] = {}
         self.sessions: set[Any] = set()
         self.buckets: dict[str, Bucket] = {}
-        self._failures: dict[str, Bucket] = {}
+        self._failures = Buckets(lambda: Bucket(file.limits.failed_logins_per_minute / 60, FAILED_AT_ONCE))
         self._marker = file.place(file.ledger + ".paused")
         self.paused = self._marker.exists()
         self.closing = False
-        self._hashing = asyncio.Semaphore(2)
+        self._hashing, self._slow_hashing, self._waiting = asyncio.Semaphore(2), asyncio.Semaphore(1), 0
         self._opening = threading.RLock()  # runs are opened on threads
 
     # -- who is there -----------------------------------------------------------------------------------------------
@@ -119,24 +147,42 @@ class Node:
     async def authenticate(self, header: str | None, address: str, *kinds: str) -> Token:
         """Find the token of a request, in constant time, or refuse.
 
-        The slow hash runs on a thread, two at a time; an address that fails often has to wait.
+        A valid token opens from any address, however many wrong ones came from there: colleagues share addresses. The slow
+        hash runs on a thread, two at a time; for an address with too many failures behind it one at a time, so that a flood
+        of wrong tokens keeps nobody else waiting. A token that was right before needs no hash and never waits.
         """
         scheme, _, token = (header or "").partition(" ")
-        failures = self._failures.setdefault(address, Bucket(self.limits.failed_logins_per_minute / 60, 30))
         if scheme.lower() != "bearer" or not token:
             raise Refusal("unauthorised", "no token")
-        if not failures.allows():
-            raise Refusal("too-fast", "failed logins")
-        async with self._hashing:
-            found = await asyncio.to_thread(self.tokens.check, token.strip())
-        if found is None:
-            failures.take()
-            raise Refusal("unauthorised", "unknown, expired or revoked token")
+        found = await self._find(token.strip(), address)
         if found.kind not in kinds:
             raise Refusal("forbidden", f"a token of kind {found.kind}")
-        if len(self._failures) > 4096:
-            self._failures.clear()
         return found
+
+    async def _find(self, token: str, address: str) -> Token:
+        failures = self._failures.of(address)
+        if self.tokens.was_right(token):
+            found = await asyncio.to_thread(self.tokens.check, token)
+        elif failures.allows():
+            async with self._hashing:
+                found = await asyncio.to_thread(self.tokens.check, token)
+        else:
+            found = await self._check_slowly(token)
+        if found is not None:
+            return found
+        if not failures.take():
+            raise Refusal("too-fast", "failed logins")
+        raise Refusal("unauthorised", "unknown, expired or revoked token")
+
+    async def _check_slowly(self, token: str) -> Token | None:
+        if self._waiting >= WAITING_HASHES:
+            raise Refusal("too-fast", "failed logins, and too many waiting")
+        self._waiting += 1
+        try:
+            async with self._slow_hashing:
+                return await asyncio.to_thread(self.tokens.check, token)
+        finally:
+            self._waiting -= 1
 
     def bucket(self, name: str) -> Bucket:
         """The message rate of one token, over all its connections."""
@@ -195,19 +241,29 @@ class Node:
         self._close_run(min(away, key=lambda run: run.away_since))
 
     def _close_run(self, run: ActiveRun) -> None:
+        """Close a run whose client is away; one whose client has come back meanwhile stays open, unless the node closes."""
         try:
             with self._opening:
-                self.runs.pop(run.name, None)
+                if self.runs.get(run.name) is not run or (run.holder is not None and not self.closing):
+                    return
+                run.closed = True
+                del self.runs[run.name]
                 run.desk.close()
         except Exception as error:  # the ledger may be out of reach; what was reserved then stays spent
             self.log.unexpected("settle", error, who=run.analyst)
 
-    def sweep(self) -> None:
-        """Close what was left behind, and whoever may no longer be here. Called about once a second."""
-        now, valid = time.monotonic(), self.tokens.all()
+    def tidy(self) -> None:
+        """Fold the journal and close what was left behind. On a thread, about once a second: it may wait for a desk."""
+        self.log.tidy()
         self.books.journal.fold()
-        for run in [run for run in self.runs.values() if run.holder is None and now - run.away_since > AWAY_SECONDS]:
-            self._close_run(run)
+        now = time.monotonic()
+        for run in list(self.runs.values()):
+            if run.holder is None and now - run.away_since > AWAY_SECONDS:
+                self._close_run(run)
+
+    def sweep(self) -> None:
+        """Close the connections of whoever may no longer be here. In the loop, about once a second."""
+        now, valid = time.monotonic(), self.tokens.all()
         for session in list(self.sessions):
             token = valid.get(session.token.name)
             if token is None or not token.valid_at(datetime.now(UTC)):
@@ -218,10 +274,19 @@ class Node:
     # -- the owner's hand ---------------------------------------------------------------------------------------------
 
     def pause(self, who: str) -> None:
-        """Stop all answers, also after a restart, until `resume`."""
-        self._marker.touch()
-        self.paused = True
+        """Stop all answers, also after a restart, until `resume`.
+
+        Raises
+        ------
+        Refusal
+            The pause could not be written down. It holds, but a restart would end it.
+        """
+        self.paused = True  # first of all: whatever else fails, nothing more is answered
         self.log.event("pause", who=who)
+        try:
+            self._marker.touch()
+        except OSError as error:
+            raise Refusal("ledger", f"paused, but not beyond a restart: {type(error).__name__}") from None
 
     def resume(self, who: str) -> None:
         """Answer again."""

@@ -116,6 +116,13 @@ class TokenFile:
                 self._write(known | {name: msgspec.structs.replace(known[name], revoked=revoked)})
             return self._read()[name]
 
+    def was_right(self, token: str) -> bool:
+        """Whether this token was right before, in the life of this object: then `check` needs no slow hash."""
+        return self._digest(token) in self._seen
+
+    def _digest(self, token: str) -> bytes:
+        return hmac.digest(self._key, token.encode("utf-8", "replace"), "sha256")
+
     def check(self, token: str) -> Token | None:
         """Return the line a token belongs to, or None.
 
@@ -124,7 +131,7 @@ class TokenFile:
         """
         name, secret = _split(token)
         lines = self.all()
-        digest = hmac.digest(self._key, token.encode("utf-8", "replace"), "sha256")
+        digest = self._digest(token)
         if self._seen.get(digest) != name or not name:
             line = lines.get(name)
             salt = bytes.fromhex(line.salt) if line else bytes(16)

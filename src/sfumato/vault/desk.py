@@ -33,7 +33,7 @@ from sfumato.access.questions import (
     decode_reply,
     encode,
 )
-from sfumato.errors import BudgetSpent, InvalidInput
+from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.kernel import Langevin
 from sfumato.model import derivatives
 from sfumato.privacy.budget import MAX_RELEASES, QUANTA_PER_UNIT, cost_quanta
@@ -131,6 +131,8 @@ class Desk:
         self._block: Block | None = None
         self._rest = 0
         self._catching_up = True
+        self._closed = False
+        self._warm: set[type] = set()  # kinds of questions this chain has computed an answer to
         # A floor on the price of a number keeps their count under the one the lattice slack was stated for.
         self._floor = -(-account.cap // MAX_RELEASES)
 
@@ -171,6 +173,7 @@ class Desk:
             A term is outside what this desk answers for.
         """
         with self._lock:
+            self._check_open()
             if self._chain is None or terms != self._terms:
                 _check_terms(terms, self.n)
                 chain = self._new_chain(terms)
@@ -201,6 +204,7 @@ class Desk:
             The question does not fit the terms.
         """
         with self._lock:
+            self._check_open()
             name = content_hash(self._terms, question)
             if self._catching_up and (stored := self._replay(query_id, name)) is not None:
                 return stored
@@ -212,6 +216,7 @@ class Desk:
                     return stored
                 raise
             gamma, *parts = quote.answer()
+            self._warm.add(type(question))
             numbers, widths, answered = (part.tolist() for part in parts)
             reply = Reply(
                 id=query_id, gamma=gamma, numbers=numbers, widths=widths, answered=answered, quanta=quote.quanta
@@ -223,6 +228,18 @@ class Desk:
             else:  # it was answered before, here or elsewhere: this answer is thrown away, and more like it may come
                 self._catching_up = True
             return kept
+
+    def is_warm(self, question: Question) -> bool:
+        """Whether a question like this one can be answered without compiling anything: public, by its kind alone.
+
+        A pilot's release is compiled for its own kind of vector, so none counts as warm.
+        """
+        return type(question) in self._warm and not isinstance(question, Release)
+
+    def _check_open(self) -> None:
+        """A closed desk has let its account go: another one may be answering for it by now."""
+        if self._closed:
+            raise LedgerError("a closed desk answers nothing; open the run again.")
 
     def _replay(self, query_id: str, name: str) -> bytes | None:
         """Look a query up before it is computed.
@@ -285,7 +302,7 @@ class Desk:
         if self._chain is not None:
             self._chain.close()
         self._engine.forget()
-        self._chain, self._terms = None, None
+        self._chain, self._terms, self._warm = None, None, set()
 
     @property
     def waited(self) -> float:
@@ -295,6 +312,7 @@ class Desk:
     def close(self) -> None:
         """Give back what is left of the open block, stop drawing noise, forget what was kept."""
         with self._lock:
+            self._closed = True
             self._end_chain()
             self._settle()
             if self._journal is not None:

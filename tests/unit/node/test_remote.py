@@ -257,6 +257,29 @@ def test_a_pause_holds_answers_back_and_a_patient_client_gets_them(node, alice, 
     door.close()
 
 
+def test_the_first_question_of_a_kind_does_not_hold_up_the_others(node, alice, folder, monkeypatch):
+    """It compiles: so it is answered on a thread, and in the loop that serves everybody only those after it."""
+    from sfumato.vault.desk import Desk
+
+    where, answer = [], Desk.answer_bytes
+
+    def watched(desk, *question):
+        where.append(threading.current_thread() is node._thread)
+        return answer(desk, *question)
+
+    monkeypatch.setattr(Desk, "answer_bytes", watched)
+    _, door = door_for(alice, folder, run_id="threads")
+    release = Release(what="gradient", theta=[-0.8], matrix=[[0.05]], radius=1.0, sigma=20.0)
+    for round_, terms in enumerate((WALK, msgspec.structs.replace(WALK, sigma=2.1), WALK)):
+        door.begin(terms)
+        for i in range(3):
+            door.ask(f"q/{round_}/{i}", RATIO)
+        door.ask(f"pilot/{round_}", release)
+        assert where == [False, True, True, False]
+        where.clear()
+    door.close()
+
+
 def test_a_pilots_release_needs_no_terms_but_a_chain_does(alice, folder):
     _, door = door_for(alice, folder, run_id="pilot")
     release = Release(what="gradient", theta=[-0.8], matrix=[[0.05]], radius=1.0, sigma=20.0)

@@ -108,17 +108,22 @@ class Journal:
                     self.fold()
 
     def fold(self) -> None:
-        """Move what is waiting into the ledger, then empty the file. A crash in between moves it again, which changes nothing."""
+        """Move what is waiting into the ledger, then empty the file. A crash in between moves it again, which changes nothing.
+
+        Raises
+        ------
+        LedgerError
+            Ledger or file cannot be written. Everything keeps waiting.
+        """
         with self._lock:
             if not self._waiting:
                 return
             self._store(self._waiting)
+            self._truncate(0)  # if it fails they keep waiting, and are known as answered here as well as there
             for name in {entry.account for entry in self._waiting}:
                 if name in self._accounts:
                     self._accounts[name].folded()
             self._waiting = []
-            os.ftruncate(self._file, 0)
-            self._size = 0
 
     def forget(self, name: str) -> None:
         """Fold, and drop what is remembered of an account: its run is over, or may come back later."""
@@ -158,9 +163,18 @@ class Journal:
                 break
             self._waiting.append(_decoder.decode(body))
             start += _HEADER + size
-        self._size = start
-        os.ftruncate(self._file, start)
+        self._truncate(start)
         self.fold()
+
+    def _truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._file, size)
+        except OSError as error:
+            raise LedgerError(
+                f"a journal is emptied once the ledger has its answers, and '{self.path}' cannot be cut ({error}); check the "
+                "disk. Its answers are kept."
+            ) from error
+        self._size = size
 
     def _cut(self) -> None:
         """Take back half a line, so that what follows it can be read."""
