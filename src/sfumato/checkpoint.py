@@ -1,8 +1,9 @@
 """Checkpoints: released values, made durable before the next answer is asked for.
 
-A folder holds ``run.json`` (the terms of the run), one ``chunk-NNNNNN.npz`` per chunk (its part of the transcript, the
-state after it, what it cost), and, for a run without a shared ledger, its own ``ledger.sqlite``. Nothing in it depends on
-a record except through values that were already released: no cached likelihoods, no unused noise, no hash of the data.
+A folder holds ``run.json`` (the terms of the run, with a checksum), one ``chunk-NNNNNN.npz`` per chunk (its part of the
+transcript, the state after it, what it cost), and, for a run without a shared ledger, its own ``ledger.sqlite``. Nothing in
+it depends on a record except through values that were already released: no cached likelihoods, no unused noise, no hash of
+the data.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ import numpy as np
 from sfumato.errors import CheckpointError
 from sfumato.kernel import State
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Saved(NamedTuple):
@@ -37,6 +39,7 @@ class Checkpoint:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._next = len(list(self._chunks()))
+        self._before: set[Path] = set()
 
     @property
     def ledger_path(self) -> Path:
@@ -45,13 +48,31 @@ class Checkpoint:
 
     def create(self, terms: dict[str, Any]) -> None:
         """Start a new run: the folder must not hold one already."""
+        if self._chunks() or (self.folder / "run.json").exists():
+            raise CheckpointError(f"{self.folder} already holds a run; go on with sf.resume, or choose another folder.")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._before = set(self._ledgers())
+            (self.folder / "run.json").touch(exist_ok=False)  # of two runs that start here at once, one gets it
         except OSError as error:
             raise CheckpointError(f"the checkpoint folder {self.folder} cannot be made: {error.strerror}.") from None
-        if (self.folder / "run.json").exists():
-            raise CheckpointError(f"{self.folder} already holds a run; go on with sf.resume, or choose another folder.")
-        self._write("run.json", json.dumps({"format": FORMAT, **terms}, indent=1).encode())
+        try:
+            self._write_terms(terms)
+        except CheckpointError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Take away what `create` began: for a run that was refused before it could spend, so that it can be started again."""
+        (self.folder / "run.json").unlink(missing_ok=True)
+        for ledger in set(self._ledgers()) - self._before:
+            for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite puts its log beside it
+                ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: somebody else's files stay
+            self.folder.rmdir()
+
+    def _ledgers(self) -> list[Path]:
+        return list(self.folder.glob("ledger*.sqlite"))
 
     def terms(self) -> dict[str, Any]:
         """Read the terms of the run that was started here."""
@@ -61,18 +82,26 @@ class Checkpoint:
                 f"{self.folder} holds no run.json; give the folder passed as checkpoint= to sf.sample."
             )
         try:
-            terms: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError):
+            file = json.loads(path.read_text())
+            found, terms, digest = file["format"], file.get("terms"), file.get("digest")
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            found, terms, digest = FORMAT, None, ""
+        if found != FORMAT:
+            raise CheckpointError(f"{path} has format {found!r}, this version reads {FORMAT}; start a new run.")
+        if not isinstance(terms, dict) or digest != _digest(terms):
             raise CheckpointError(
-                f"{path} is corrupt; restore it from a backup. The ledger still knows what was spent."
-            ) from None
-        if terms.get("format") != FORMAT:
-            raise CheckpointError(f"{path} has format {terms.get('format')}, this version reads {FORMAT}.")
+                f"the terms of a run stay as they were written, and {path} is corrupt or was edited; restore it from a backup. "
+                "The ledger still knows what was spent."
+            )
         return terms
 
     def update_terms(self, **changes: Any) -> None:
         """Add to the terms (the pilot's releases and the plan made from them)."""
-        self._write("run.json", json.dumps(self.terms() | changes, indent=1).encode())
+        self._write_terms(self.terms() | changes)
+
+    def _write_terms(self, terms: dict[str, Any]) -> None:
+        body = {"format": FORMAT, "digest": _digest(terms), "terms": terms}
+        self._write("run.json", json.dumps(body, indent=1, default=np.generic.item).encode())
 
     def add(self, saved: Saved) -> None:
         """Make one chunk durable."""
@@ -109,10 +138,16 @@ class Checkpoint:
             finally:
                 os.close(folder)
         except OSError as error:
+            draft.unlink(missing_ok=True)
             raise CheckpointError(
                 f"{path} could not be written ({error.strerror}); free some space and go on with sf.resume. "
                 "Everything drawn so far is in the `run` of this error."
             ) from None
+
+
+def _digest(terms: dict[str, Any]) -> str:
+    """Checksum of the terms, against damage and careless edits; what may be spent is the ledger's to say."""
+    return hashlib.sha256(json.dumps(terms, sort_keys=True, default=np.generic.item).encode()).hexdigest()
 
 
 def _parse(path: Path) -> Saved:
@@ -120,8 +155,8 @@ def _parse(path: Path) -> Saved:
     digest, body = raw[:32], raw[32:]
     if hashlib.sha256(body).digest() != digest:
         raise CheckpointError(
-            f"{path.name} is corrupt. Restore it from a backup, or delete it and every later chunk to go on from the one "
-            "before; what they cost stays spent."
+            f"{path.name} is corrupt. Restore it from a backup, or delete it and every later chunk (never the ledger) to go on "
+            "from the one before; what they cost stays spent."
         )
     with np.load(io.BytesIO(body), allow_pickle=False) as file:
         header = json.loads(str(file["header"]))

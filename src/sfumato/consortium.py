@@ -60,7 +60,6 @@ class Wishes:
     guess: Mapping[str, Any] | None = None
     example: Mapping[str, Any] | None = None
     iterations: int | None = None
-    max_iterations: int | None = None
     pilot_share: float | None = None
     force: bool = False
 
@@ -243,16 +242,17 @@ def sample_owners(
     run_id = secrets.token_hex(8)
     # An owner's desk passes over its records for every step of a walk, also on a family.
     most = MAX_FAMILY_ITERATIONS if study.natural else MAX_ITERATIONS
-    limit = wishes.iterations or wishes.max_iterations or most
+    limit = most if wishes.iterations is None else wishes.iterations
     share = pilot_fraction(study, wishes.pilot_share)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
     terms = _terms(model, study, run_id, stream.seed, wishes.chains, kernel, limit)
     terms["bundles"] = _bundle_terms(parties, share)
     terms["sizes"] = {}
     terms["promises"] = {p.name: [p.epsilon, p.delta] for p in parties if not isinstance(p, Bundle)}
-    if kept is not None:
-        kept.create(terms | {"owners": [party_name(party) for party in parties]})
-    with ExitStack() as stack, ticker(progress) as tick:
+    with ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
+        if kept is not None:
+            kept.create(terms | {"owners": [party_name(party) for party in parties]})
+            refused.callback(kept.abandon)
         doors = [_open(stack, i, parties, studies, model, terms, kept, tick) for i in range(len(parties))]
         check_agree([door.facts for door in doors], study)
         terms["sizes"] = {door.name: door.facts.n for door in doors}
@@ -262,6 +262,7 @@ def sample_owners(
         plan = _first_plan(table, wishes, kernel, limit, share)
         if not wishes.force:
             plan.refuse_if_weak()
+        refused.pop_all()  # from here on something may be spent: the checkpoint stays
         plan, pilot = _pilot(table, plan, share, kernel, limit, tick)
         terms["shares"] = table.rounds.shares
         if kept is not None:

@@ -10,7 +10,8 @@ Nothing here looks at data as a whole: `contains` and `clamp` act on each record
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from operator import index
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
@@ -21,10 +22,34 @@ Array: TypeAlias = Any
 
 
 def _finite(name: str, value: Array) -> np.ndarray:
-    array = np.asarray(value, dtype=np.float64)
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{name} of a domain must be a number or an array of numbers, got {value!r}.") from None
     if not np.all(np.isfinite(array)):
         raise InvalidInput(f"{name} of a domain must be finite, got {value}; declare bounds that every record obeys.")
     return array
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(index(size) for size in np.atleast_1d(shape))
+    except TypeError:
+        sizes = (0,)
+    if min(sizes, default=1) < 1:
+        raise InvalidInput(
+            f"the shape of a record must be a whole number or several, from 1, got {shape!r}; write shape=(3,)."
+        )
+    return sizes
+
+
+def _inward(bound: np.ndarray, dtype: np.dtype[Any], inside: float) -> np.ndarray:
+    """The bound in a type that may not hold it: rounded to the side of `inside`, so that what obeys it obeys the bound."""
+    near = bound.astype(dtype)
+    if dtype.kind != "f":
+        return near
+    passed = near < bound if inside > 0 else near > bound
+    return np.where(passed, np.nextafter(near, dtype.type(inside)), near)
 
 
 class Domain:
@@ -32,6 +57,12 @@ class Domain:
 
     kind: ClassVar[str]
     discrete: ClassVar[bool] = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Domain) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,16 +85,23 @@ class Domain:
         return int(np.prod(self.shape, dtype=int))
 
     def contains(self, values: np.ndarray) -> np.ndarray:
-        """Whether each record of `values` (records along the first axis) lies in the domain; NaN never does."""
-        with np.errstate(invalid="ignore"):
-            inside = (values >= self.lo) & (values <= self.hi)
+        """Whether each record of `values` (records along the first axis) lies in the domain; NaN never does.
+
+        A bound is taken as the type of the values holds it: in float32, 0.1 itself is a little more than 0.1, and is let in.
+        `clamp` then moves it to the nearest such number inside.
+        """
+        kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            inside = (values >= self.lo.astype(kind)) & (values <= self.hi.astype(kind)) & np.isfinite(values)
             if self.discrete:
                 inside &= values == np.round(values)
         return np.all(inside, axis=tuple(range(1, values.ndim)))
 
     def clamp(self, values: np.ndarray) -> np.ndarray:
         """Nearest point of the domain for each record; NaN stays NaN (it is near nothing)."""
-        values = np.clip(values, self.lo.astype(values.dtype), self.hi.astype(values.dtype))
+        with np.errstate(over="ignore"):
+            lo, hi = _inward(self.lo, values.dtype, np.inf), _inward(self.hi, values.dtype, -np.inf)
+        values = np.clip(values, lo, hi)
         return np.round(values) if self.discrete else values
 
     def support(self, direction: Array) -> Array:
@@ -86,11 +124,12 @@ class Domain:
         array = np.asarray(column)
         if array.dtype == object or array.dtype.kind in "USOM":
             try:
-                array = array.astype(np.float64)
+                lists = array.ndim == 1 and len(array) > 0 and isinstance(array[0], list | np.ndarray)
+                array = np.array(array.tolist() if lists else array, dtype=np.float64)
             except (TypeError, ValueError):
                 raise InvalidData(
-                    f"a {type(self).__name__} column must hold numbers, got dtype {np.asarray(column).dtype}; "
-                    "use sf.Categories([...labels]) for text, or convert the column."
+                    f"a {type(self).__name__} column must hold numbers, as many for every record, got dtype "
+                    f"{np.asarray(column).dtype}; use sf.Categories([...labels]) for text, or convert the column."
                 ) from None
         return array
 
@@ -99,7 +138,7 @@ class Domain:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Box(Domain):
     """All arrays of `shape` with lo <= x <= hi, entry by entry.
 
@@ -118,14 +157,21 @@ class Box(Domain):
 
     def __init__(self, lower: Any, upper: Any, shape: Sequence[int] | int | None = None) -> None:
         low, high = _finite("the lower bound", lower), _finite("the upper bound", upper)
-        if shape is None:
-            shape = np.broadcast_shapes(low.shape, high.shape)
-        shape = (shape,) if isinstance(shape, int) else tuple(int(s) for s in shape)
+        try:
+            sizes = np.broadcast_shapes(low.shape, high.shape) if shape is None else _sizes(shape)
+            low, high = np.broadcast_to(low, sizes), np.broadcast_to(high, sizes)
+        except InvalidInput:
+            raise
+        except ValueError:
+            raise InvalidInput(
+                f"bounds must be numbers, or arrays of a record's shape, got shapes {low.shape} and {high.shape} for a record of "
+                f"shape {shape}; give one number for all entries, or one for each."
+            ) from None
         if not np.all(low <= high):
             raise InvalidInput(f"bounds must satisfy lower <= upper, got {lower} and {upper}; swap them.")
-        object.__setattr__(self, "lower", np.broadcast_to(low, shape).tolist())
-        object.__setattr__(self, "upper", np.broadcast_to(high, shape).tolist())
-        object.__setattr__(self, "shape_", shape)
+        object.__setattr__(self, "lower", low.tolist())
+        object.__setattr__(self, "upper", high.tolist())
+        object.__setattr__(self, "shape_", sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -153,7 +199,7 @@ class Interval(Box):
     kind: ClassVar[str] = "interval"
 
     def __init__(self, lower: float, upper: float) -> None:
-        super().__init__(float(lower), float(upper), shape=())
+        super().__init__(lower, upper, shape=())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""
@@ -167,9 +213,12 @@ class Integers(Box):
     discrete: ClassVar[bool] = True
 
     def __init__(self, lower: int, upper: int, shape: Sequence[int] | int = ()) -> None:
-        if int(lower) != lower or int(upper) != upper:
-            raise InvalidInput(f"bounds of Integers must be whole numbers, got {lower} and {upper}.")
-        super().__init__(int(lower), int(upper), shape=shape)
+        ends = _finite("the lower bound", lower), _finite("the upper bound", upper)
+        if any(end.ndim or end != np.round(end) for end in ends):
+            raise InvalidInput(
+                f"bounds of {type(self).__name__} must be whole numbers, got {lower} and {upper}; round them."
+            )
+        super().__init__(*ends, shape=shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""
@@ -203,11 +252,22 @@ class Categories(Integers):
     labels: tuple[Any, ...] | None
 
     def __init__(self, labels: int | Sequence[Any]) -> None:
-        count = labels if isinstance(labels, int) else len(labels)
+        try:
+            names = None if isinstance(labels, int | np.integer) else tuple(labels)
+            count = len(set(names)) if names is not None else index(cast(int, labels))
+        except TypeError:
+            raise InvalidInput(f"Categories takes a number or a list of plain labels, got {labels!r}.") from None
+        if names is not None and count < len(names):
+            raise InvalidInput(
+                f"the labels of Categories must be different from each other, got {labels!r}; name each once."
+            )
         if count < 1:
-            raise InvalidInput(f"Categories needs at least one category, got {labels}.")
+            raise InvalidInput(f"Categories needs at least one category, got {labels!r}; name them, or say how many.")
         super().__init__(0, count - 1)
-        object.__setattr__(self, "labels", None if isinstance(labels, int) else tuple(labels))
+        object.__setattr__(self, "labels", names)
+
+    def __repr__(self) -> str:
+        return f"Categories({self.to_dict()['labels']!r})"
 
     def encode(self, column: Any) -> np.ndarray:
         """Labels to codes; a label that was not declared becomes NaN, which no domain contains."""
@@ -221,7 +281,7 @@ class Categories(Integers):
         return {"kind": self.kind, "labels": list(self.labels) if self.labels else int(self.upper) + 1}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ball(Domain):
     """All vectors of length `dim` with Euclidean norm at most `radius`."""
 
@@ -233,14 +293,16 @@ class Ball(Domain):
         self, radius: float = 1.0, dim: int | None = None, *, shape: Sequence[int] | int | None = None
     ) -> None:
         if dim is None and shape is not None:
-            dim = shape if isinstance(shape, int) else (int(shape[0]) if len(shape) == 1 else None)
-        if dim is None or int(dim) < 1:
+            sizes = _sizes(shape)
+            dim = sizes[0] if len(sizes) == 1 else None
+        if not isinstance(dim, int | np.integer) or dim < 1:
             raise InvalidInput(
-                f"Ball needs a dimension of at least one, got dim={dim}, shape={shape}; write Ball(1.0, dim=5)."
+                f"Ball needs a dimension of at least one, got dim={dim!r}, shape={shape}; write Ball(1.0, dim=5)."
             )
-        if not (np.isfinite(radius) and radius > 0):
-            raise InvalidInput(f"the radius of a Ball must be positive and finite, got {radius}.")
-        object.__setattr__(self, "radius", float(radius))
+        length = _finite("the radius", radius)
+        if length.ndim or not length > 0:
+            raise InvalidInput(f"the radius of a Ball must be one positive number, got {radius}.")
+        object.__setattr__(self, "radius", float(length))
         object.__setattr__(self, "dim", int(dim))
 
     @property

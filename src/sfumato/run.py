@@ -89,7 +89,18 @@ class Run:
         return arviz.from_dict(posterior=dict(self.draws), sample_stats=stats, attrs=attributes)
 
     def summary(self) -> Any:
-        """ArviZ summary table: mean, sd, interval, Monte Carlo error, ESS and R-hat."""
+        """ArviZ summary table: mean, sd, interval, Monte Carlo error, ESS and R-hat.
+
+        Raises
+        ------
+        InvalidInput
+            The run ended before its first draw.
+        """
+        if not self.iterations:
+            raise InvalidInput(
+                f"a summary needs draws, and this run has none ({self.stop_reason.value}); resume it, or start one with a "
+                "larger epsilon."
+            )
         arviz = quiet_arviz()
         with warnings.catch_warnings():
             # Short or single chains have no R-hat: the table shows NaN, which says it.
@@ -124,7 +135,8 @@ class Run:
             f"transcript/{k}": v for k, v in self.transcript.items()
         }
         with path.open("wb") as file:
-            np.savez_compressed(file, header=np.array(json.dumps(self._header())), **arrays)  # type: ignore[arg-type]
+            header = self._header() | {"arrays": sorted(arrays)}
+            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
         return path
 
     def _header(self) -> dict[str, Any]:
@@ -157,18 +169,36 @@ def quiet_arviz() -> Any:
 
 
 def load(path: str | Path) -> Run:
-    """Read a run that `Run.save` wrote."""
+    """Read a run that `Run.save` wrote.
+
+    Raises
+    ------
+    InvalidInput
+        There is no file.
+    CheckpointError
+        It is no saved run, it is damaged, or another version wrote it.
+    """
     path = Path(path)
     if not path.exists():
         raise InvalidInput(f"no saved run at {path}; give a file that Run.save wrote.")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path.name} is not a run that Run.save wrote ({type(error).__name__}).") from None
-    if header.get("format") != FORMAT:
-        raise CheckpointError(f"{path.name} has format {header.get('format')}, this version reads {FORMAT}.")
+        found = header["format"]
+        run = _rebuilt(header, arrays) if found == FORMAT else None
+    except Exception as error:  # a damaged file makes its readers stumble in many ways
+        raise CheckpointError(
+            f"{path.name} is not a run that Run.save wrote, or it is damaged ({type(error).__name__}); restore it from a copy."
+        ) from None
+    if run is None:
+        raise CheckpointError(f"{path.name} has format {found!r}, this version reads {FORMAT}.")
+    return run
+
+
+def _rebuilt(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Run:
+    if header["arrays"] != sorted(arrays):  # an archive checks what is in its list, not the list
+        raise ValueError("the arrays are not those that were saved")
     return Run(
         draws={k.removeprefix("draws/"): v for k, v in arrays.items() if k.startswith("draws/")},
         transcript={k.removeprefix("transcript/"): v for k, v in arrays.items() if k.startswith("transcript/")},

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from sfumato.model import Model
 from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot
 from sfumato.planner.forecast import Picture, reference_kernel
 from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
-from sfumato.planner.plan import iteration_limit, knows_information
+from sfumato.planner.plan import asked_steps, iteration_limit, knows_information
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import Statement
@@ -93,10 +93,11 @@ def sample(
     model
         A NumPyro model function whose arguments are the columns, a `Model`, or a family such as `families.Bernoulli()`.
     data
-        Dict of arrays, DataFrame, or path of a Parquet or CSV file. Or a `Bundle`, or a list of them, one per owner: then
-        the model is their family, and everything about records and budget was settled when they were released. Or a list
-        of owners, each private against all the others: `Owner` (records in this process), what `connect` gives, bundles,
-        in any mix; or one of them.
+        Dict of arrays, DataFrame, or path of a Parquet or CSV file (columns of these two that the domain does not name are
+        ignored; a dict that has others is refused, unless `columns` is given). Or a `Bundle`, or a list of them, one per
+        owner: then the model is their family, and everything about records and budget was settled when they were released.
+        Or a list of owners, each private against all the others: `Owner` (records in this process), what `connect` gives,
+        bundles, in any mix; or one of them.
     domain
         The set each column's values live in: public, declared by the owner. A family brings its own.
     epsilon, delta
@@ -118,7 +119,7 @@ def sample(
     guess, example
         Public knowledge for planning: a parameter value; made-up or public records that look like the private ones.
     iterations
-        Steps per chain at the most (with `max_iterations`, which the plan respects too); otherwise until the budget is
+        Steps per chain at the most, from 1 (with `max_iterations`, the smaller of the two); otherwise until the budget is
         spent.
     pilot_share
         Share of the budget for the pilot (a tenth; less for Langevin on a family); 0 starts at the guess with what made-up
@@ -142,18 +143,18 @@ def sample(
     from sfumato.algorithm3 import as_bundles, sample_bundles
     from sfumato.consortium import Wishes, as_owners, sample_owners
 
+    steps = asked_steps(iterations, max_iterations)
     if (owners := as_owners(data, epsilon, delta, ledger, outside, columns, precision)) is not None:
         wishes = Wishes(
             kernel=kernel, sensitivity=sensitivity, chains=chains, seed=seed, guess=guess, example=example,
-            iterations=iterations, max_iterations=max_iterations, pilot_share=pilot_share, force=force,
+            iterations=steps, pilot_share=pilot_share, force=force,
         )  # fmt: skip
         return sample_owners(model, owners, domain, wishes, checkpoint=checkpoint, progress=progress)
     if (bundles := as_bundles(data)) is not None:
         _refuse_with_bundles({"epsilon": epsilon, "delta": delta, "ledger": ledger, "checkpoint": checkpoint})
         return sample_bundles(
             model, bundles, kernel=kernel, chains=chains, seed=seed, guess=guess,
-            iterations=max_iterations if iterations is None else iterations,
-            pilot_share=0.1 if pilot_share is None else pilot_share, force=force, progress=progress,
+            iterations=steps, pilot_share=0.1 if pilot_share is None else pilot_share, force=force, progress=progress,
         )  # fmt: skip
     if epsilon is None or delta is None:
         raise InvalidInput("epsilon and delta must be given: the owner chooses the guarantee, there is no default.")
@@ -165,16 +166,19 @@ def sample(
     run_id = secrets.token_hex(8)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
     terms = _terms(model, study, run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside)
-    limit = iteration_limit(study, iterations or max_iterations)
+    limit = iteration_limit(study, steps)
     terms |= {"limit": limit, "columns": dict(columns or {}), "own_ledger": ledger is None}
     terms["sensitivity"] = _method(sensitivity)
-    if kept is not None:
-        kept.create(terms)
-    opened = open_vault(
-        study, data, mu=mu, run_id=run_id, ledger=ledger, ledger_path=kept and kept.ledger_path, outside=outside,
-        columns=columns, precision=precision,
-    )  # fmt: skip
-    with _closing(opened), ticker(progress) as tick:
+    with ExitStack() as refused, ExitStack() as stack:
+        if kept is not None:
+            kept.create(terms)
+            refused.callback(kept.abandon)
+        opened = open_vault(
+            study, data, mu=mu, run_id=run_id, ledger=ledger, ledger_path=kept and kept.ledger_path, outside=outside,
+            columns=columns, precision=precision,
+        )  # fmt: skip
+        stack.enter_context(_closing(opened))
+        tick = stack.enter_context(ticker(progress))
         plan = make_plan(
             study, n=opened.vault.n, epsilon=epsilon, delta=delta, kernel=kernel,
             chains=chains, guess=guess, example=example, max_iterations=limit,
@@ -182,6 +186,7 @@ def sample(
         )  # fmt: skip
         if not force:
             plan.refuse_if_weak()
+        refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
         plan, pilot = _pilot(study, plan, opened, plan.pilot_share, kernel, limit, tick)
         if kept is not None:
             kept.update_terms(plan=_plan_terms(plan), pilot=pilot)
@@ -224,6 +229,7 @@ def resume(
             f"{kept.folder} stopped before the pilot was done: there is no chain to go on with. Start a new run; what the "
             "pilot spent stays in the ledger."
         )
+    _check_promise(terms, kept)
     if (ledger is None) != terms["own_ledger"]:
         raise InvalidInput("a run must be resumed with the ledger it was started with: pass ledger= as then.")
     if _method(sensitivity) != terms.get("sensitivity", "certify"):
@@ -246,6 +252,17 @@ def resume(
         chain = _start(study, _plan_from(terms), stream, terms["pilot"])
         _replay(chain, kept, opened)
         return _finish(chain, opened, terms, kept, tick)
+
+
+def _check_promise(terms: Mapping[str, Any], kept: Checkpoint) -> None:
+    """Refuse terms whose epsilon and delta are not those of the cap: the statement would promise what nobody enforces."""
+    mu = budget_mu(terms["epsilon"], terms["delta"])
+    if not np.isclose(mu, terms["mu"], rtol=1e-9, atol=0):
+        raise CheckpointError(
+            f"the epsilon and delta of a run are those of its cap, and {kept.folder / 'run.json'} promises "
+            f"({terms['epsilon']:g}, {terms['delta']:g}), mu = {mu:.6g}, for a cap of mu = {terms['mu']:.6g}: it was edited. "
+            "Restore it from a backup."
+        )
 
 
 def _refuse_with_bundles(given: Mapping[str, Any]) -> None:
@@ -587,7 +604,8 @@ def _find_model(terms: Mapping[str, Any]) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError):
-        raise InvalidInput(f"the model {module}.{name} cannot be found by name; pass it as model=.") from None
+        called = f"the model {module}.{name}" if name else "a model that is no plain function (a family, say)"
+        raise InvalidInput(f"{called} cannot be found by name; pass the same one as model=.") from None
 
 
 def plan(

@@ -1,5 +1,6 @@
 """A run may be killed at any moment: nothing is counted twice, nothing goes uncounted, no paid draw is lost."""
 
+import hashlib
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import pytest
 
 import sfumato as sf
 from sfumato.checkpoint import Checkpoint
-from sfumato.errors import CheckpointError, InvalidInput
+from sfumato.errors import CheckpointError, InvalidInput, PlanTooWeak, SfumatoError
+from sfumato.planner import budget_mu
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta
 
 DOMAIN = {"y": sf.Binary()}
@@ -65,7 +67,7 @@ def wait_for_chunks(folder: Path, count: int, process: subprocess.Popen) -> None
 
 def check_account(folder: Path, run: sf.Run) -> None:
     """The ledger covers at least what the transcript cost, and never passes the cap."""
-    terms = json.loads((folder / "run.json").read_text())
+    terms = Checkpoint(folder).terms()
     with sf.Ledger(folder / "ledger.sqlite") as ledger:
         assert ledger.verify().ok
         assert ledger.spent <= cap_quanta(terms["mu"])
@@ -147,10 +149,146 @@ def test_a_corrupt_chunk_is_found(copy):
         sf.resume(copy, table(3000), model=coin)
 
 
-def test_corrupt_terms_are_found(copy):
-    (copy / "run.json").write_text("{")
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"format": 2}', '{"format": 2, "terms": [], "digest": ""}'])
+def test_corrupt_terms_are_found(copy, text):
+    (copy / "run.json").write_text(text)
     with pytest.raises(CheckpointError, match="corrupt"):
         sf.resume(copy, table(3000), model=coin)
+
+
+def test_terms_of_another_version_are_told_apart_from_damage(copy):
+    (copy / "run.json").write_text('{"format": 1, "epsilon": 4.0}')
+    with pytest.raises(CheckpointError, match="format 1"):
+        sf.resume(copy, table(3000), model=coin)
+
+
+def edit(folder, *, seal, **changes):
+    """Change the terms of a run, with a checksum that fits (`seal`) or as an editor would."""
+    file = json.loads((folder / "run.json").read_text())
+    file["terms"] |= changes
+    if seal:
+        file["digest"] = hashlib.sha256(json.dumps(file["terms"], sort_keys=True).encode()).hexdigest()
+    (folder / "run.json").write_text(json.dumps(file))
+
+
+def test_an_edited_promise_is_never_stated(copy):
+    """The ledger enforces mu; a smaller epsilon beside it would be a promise that nobody keeps."""
+    edit(copy, seal=False, epsilon=0.01)
+    with pytest.raises(CheckpointError, match="edited"):
+        sf.resume(copy, table(3000), model=coin)
+    edit(copy, seal=True, epsilon=0.01)
+    with pytest.raises(CheckpointError, match="those of its cap"):
+        sf.resume(copy, table(3000), model=coin)
+    edit(copy, seal=True, mu=budget_mu(0.01, SETTINGS["delta"]))
+    with pytest.raises(CheckpointError, match="promise it was started with"):
+        sf.resume(copy, table(3000), model=coin)
+
+
+@pytest.mark.parametrize(
+    "gone", [["ledger.sqlite"], ["ledger.sqlite", "chunk-000000.npz"]], ids=["ledger", "and chunks"]
+)
+def test_without_its_ledger_a_run_is_over(copy, gone):
+    """A ledger made anew would pay for the whole budget a second time."""
+    for name in gone:
+        (copy / name).unlink()
+    with pytest.raises(CheckpointError, match="is missing"):
+        sf.resume(copy, table(3000), model=coin)
+    assert not (copy / "ledger.sqlite").exists()
+
+
+def test_another_ledger_in_its_place_is_refused(copy):
+    terms = Checkpoint(copy).terms()
+    (copy / "ledger.sqlite").unlink()
+    sf.Ledger.with_cap(copy / "ledger.sqlite", cap_quanta(terms["mu"])).close()
+    with pytest.raises(CheckpointError, match="no account of this run"):
+        sf.resume(copy, table(3000), model=coin)
+    with sf.Ledger(copy / "ledger.sqlite") as ledger:
+        assert ledger.accounts() == []
+
+
+def test_deleting_chunks_gives_no_budget_back(copy):
+    """What the message about a corrupt chunk advises is safe: the ledger keeps what the chunks cost."""
+    with sf.Ledger(copy / "ledger.sqlite") as ledger:
+        before = ledger.spent
+    cost = sum(saved.spent for saved in Checkpoint(copy).read())
+    for chunk in copy.glob("chunk-*.npz"):
+        chunk.unlink()
+    run = sf.resume(copy, table(3000), model=coin)
+    assert run.iterations > 0
+    check_account(copy, run)
+    with sf.Ledger(copy / "ledger.sqlite") as ledger:
+        assert ledger.spent == before + sum(saved.spent for saved in Checkpoint(copy).read()) > before + cost / 2
+
+
+def refusals():
+    outside = table(3000)
+    outside["y"][0] = 2
+    yield "records outside the domain", outside, {}
+    yield "no such precision", table(3000), {"precision": "float16"}
+    yield "no such kernel", table(3000), {"kernel": "hmc"}
+
+
+@pytest.mark.parametrize(("data", "changes"), [pytest.param(d, c, id=name) for name, d, c in refusals()])
+@pytest.mark.parametrize("owners", [False, True], ids=["table", "owner"])
+def test_a_refused_run_leaves_the_folder_free(tmp_path, data, changes, owners):
+    family, settings = sf.families.Bernoulli(), SETTINGS | {"max_iterations": 20, "progress": False} | changes
+    precision = {"precision": settings.pop("precision")} if owners and "precision" in settings else {}
+    wrapped = sf.Owner(data, name="amber", **precision) if owners else data
+    with pytest.raises(SfumatoError):
+        sf.sample(family, wrapped, checkpoint=tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refusal_leaves_the_files_of_others_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match="columns"):
+        sf.sample(sf.families.Bernoulli(), {"x": [0, 1]}, checkpoint=tmp_path / "run", **SETTINGS)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_what_the_pilot_paid_for_stays(tmp_path, monkeypatch):
+    """After the pilot a refusal has cost something: its ledger is the record of it."""
+    from sfumato import sampler
+
+    def weak(plan, pilot):
+        raise PlanTooWeak("too weak", plan)
+
+    monkeypatch.setattr(sampler, "_refuse_after_pilot", weak)
+    settings = SETTINGS | {"max_iterations": 20, "force": False, "epsilon": 8.0}
+    with pytest.raises(PlanTooWeak):
+        sf.sample(sf.families.Bernoulli(), table(60_000), checkpoint=tmp_path / "run", progress=False, **settings)
+    with sf.Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
+        assert ledger.spent > 0
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        Checkpoint(tmp_path / "run").create({})
+
+
+def test_a_refusal_leaves_a_ledger_that_was_there_before(tmp_path):
+    with sf.Ledger(tmp_path / "ledger.sqlite", epsilon=5.0, delta=1e-5) as ledger:
+        for given in ({"ledger": ledger}, {}):
+            with pytest.raises(SfumatoError):
+                sf.sample(
+                    sf.families.Bernoulli(), table(3000), checkpoint=tmp_path, **SETTINGS | {"kernel": "hmc"} | given
+                )
+            assert not (tmp_path / "run.json").exists()
+        assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("left", ["run.json", "chunk-000000.npz"])
+def test_the_remains_of_a_run_are_not_built_upon(copy, left):
+    for path in copy.iterdir():
+        if path.name != left:
+            path.unlink()
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        Checkpoint(copy).create({})
+    assert (copy / left).exists()
+
+
+def test_a_family_is_not_found_by_name(copy):
+    edit(copy, seal=True, model_name=["sfumato.families.counts", ""])
+    with pytest.raises(InvalidInput, match="a family, say.* pass the same one as model="):
+        sf.resume(copy, table(3000))
 
 
 def test_other_records_other_models_and_other_ledgers_are_refused(copy, tmp_path):

@@ -130,6 +130,7 @@ def test_delta_is_one_minus_the_expected_acceptance():
         (lambda: gdp.epsilon(-1, 1e-6), "mu"),
         (lambda: gdp.epsilon(float("nan"), 1e-6), "mu"),
         (lambda: gdp.epsilon(1, 0), "delta"),
+        (lambda: gdp.epsilon("a", 1e-6), "mu"),
         (lambda: gdp.epsilon(1, 1), "delta"),
         (lambda: gdp.delta(1, -0.1), "epsilon"),
         (lambda: gdp.delta(1, float("inf")), "epsilon"),

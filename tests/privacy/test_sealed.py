@@ -12,9 +12,10 @@ import pandas as pd
 import pytest
 
 import sfumato as sf
-from sfumato.errors import InvalidData, SfumatoError
+from sfumato.errors import InvalidData, InvalidInput, SfumatoError
 from sfumato.study import make_study
 from sfumato.vault import records
+from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault
 
@@ -47,6 +48,9 @@ def bad_tables():
     yield "lengths differ", table(x=np.linspace(0, 1, 19))
     yield "missing column", {"x": x}
     yield "extra column", table(z=x)
+    yield "ragged", {"x": [[CANARY], [0.1, 0.2]], "y": [0, 1]}
+    yield "ragged cells", pd.DataFrame({"x": [[CANARY], [0.1, 0.2]], "y": [0, 1]})
+    yield "column twice", pd.DataFrame([[0.5, CANARY, 0], [0.5, CANARY, 1]], columns=["x", "x", "y"])
     yield "one record", {"x": np.array([0.5]), "y": np.array([1])}
     yield "empty", {"x": np.array([]), "y": np.array([])}
     yield "not a table", CANARY
@@ -91,6 +95,86 @@ def test_vector_columns_are_gathered_from_named_columns(tmp_path):
         assert np.allclose(loaded.columns["x"], frame[["a", "b"]])
 
 
+def test_other_columns_of_a_table_are_not_read(tmp_path):
+    """A real table has many columns. Those that the domain does not name are ignored, whatever is in them."""
+    other = [f"secret-{CANARY}", "", *["x"] * 18]
+    frame = pd.DataFrame({"name": other, "x": np.linspace(0, 1, 20), "y": np.arange(20) % 2, "z": np.full(20, np.nan)})
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    for data in (frame, tmp_path / "t.parquet", tmp_path / "t.csv"):
+        loaded = records.load(data, DOMAIN)
+        assert sorted(loaded.columns) == ["x", "y"]
+        assert np.allclose(loaded.columns["x"], frame["x"])
+
+
+def test_only_the_columns_wanted_are_taken_from_a_frame():
+    class Frame:
+        columns = ("x", "y", "z")
+
+        def to_numpy(self):
+            raise AssertionError
+
+        def __getitem__(self, name):
+            assert name != "z"
+            return table()[name]
+
+    assert records.load(Frame(), DOMAIN).n == 20
+
+
+def test_a_dict_has_the_columns_of_the_domain_and_no_others_unless_it_is_said_which():
+    data = table(z=np.zeros(20), yes=np.arange(20) % 2)
+    with pytest.raises(InvalidData, match=r"no others, got \['z', 'yes'\]"):
+        records.load(data, DOMAIN)
+    loaded = records.load(data, DOMAIN, columns={"y": "yes"})
+    assert sorted(loaded.columns) == ["x", "y"]
+
+
+def test_a_vector_is_found_in_lists_and_in_numbered_columns(tmp_path):
+    x = np.random.default_rng(0).random((20, 2))
+    domain = {"x": sf.Box(0, 1, shape=(2,))}
+    frame = pd.DataFrame({"x": x.tolist()})
+    frame.to_parquet(tmp_path / "t.parquet")
+    for data in (frame, tmp_path / "t.parquet", {"x": x}, {"x_0": x[:, 0], "x_1": x[:, 1]}):
+        assert np.array_equal(records.load(data, domain).columns["x"], x)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [[[0.0], [0.2, 0.4, 0.6], [1.0, 1.0]], [[0.0, 1.0], None, [0.1, 0.2, 0.3, 0.4]], [[0.0, 1.0], None]],
+    ids=str,
+)
+def test_one_records_values_never_end_up_in_another_record(tmp_path, lists):
+    """Lists of different lengths, laid end to end, can have the right length all together."""
+    pd.DataFrame({"x": lists}).to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InvalidData, match="same number of values"):
+        records.load(tmp_path / "t.parquet", {"x": sf.Box(0, 1, shape=(2,))})
+
+
+@pytest.mark.parametrize(
+    "text", ["y\n1\n\n0\n1\n", "y\r\n1\r\n0\r\n\r\n", 'y\n1\n""\n0\n'], ids=["blank", "at the end", "quoted"]
+)
+def test_a_blank_line_in_a_table_of_one_column_is_a_missing_value(tmp_path, text):
+    (tmp_path / "t.csv").write_text(text, newline="")
+    with pytest.raises(InvalidData, match="missing values"):
+        records.load(tmp_path / "t.csv", {"y": sf.Binary()})
+
+
+def test_a_blank_line_between_records_of_several_columns_is_no_record(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n0.5,1\n\n0.25,0\n\n")
+    assert records.load(tmp_path / "t.csv", DOMAIN).n == 2
+
+
+def test_a_record_at_a_bound_that_float32_cannot_hold_is_kept_inside_it(tmp_path):
+    frame = pd.DataFrame({"x": np.array([0.1, 0.05, 0.0], np.float32)})
+    frame.to_parquet(tmp_path / "t.parquet")
+    for data in ({"x": frame["x"].to_numpy()}, tmp_path / "t.parquet"):
+        for outside in ("refuse", "clamp"):
+            column = records.load(data, {"x": sf.Interval(0, 0.1)}, outside=outside).columns["x"]
+            assert column.dtype == np.float32
+            assert column.astype(np.float64).max() <= 0.1
+            assert np.abs(column - frame["x"]).max() < 1e-8
+
+
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.txt", "t.weird"])
 def test_broken_files_are_refused(tmp_path, name):
     path = tmp_path / name
@@ -101,6 +185,12 @@ def test_broken_files_are_refused(tmp_path, name):
         assert str(CANARY) not in str(caught.value)
     with pytest.raises(InvalidData, match="no data file"):
         records.load(tmp_path / "absent.parquet", DOMAIN)
+
+
+@pytest.mark.parametrize("precision", ["float16", "double", None])
+def test_records_are_evaluated_in_a_precision_that_a_statement_can_name(precision):
+    with pytest.raises(InvalidInput, match="precision must be one of"):
+        LocalEngine(records.load(table(), DOMAIN), make_study(sf.families.Bernoulli()), precision=precision)
 
 
 def test_nothing_of_the_vault_can_be_printed_copied_or_pickled():

@@ -79,6 +79,24 @@ def test_labels_are_coded_and_undeclared_ones_are_missing():
         lambda: sf.Ball(-1.0, dim=2),
         lambda: sf.Ball(1.0, dim=0),
         lambda: sf.Box([0, 1], [1, 0]),
+        lambda: sf.Box([0, 0], [1, 1], shape=(3,)),
+        lambda: sf.Box([0, 0], [1, 1, 1]),
+        lambda: sf.Box(0, 1, shape=(0,)),
+        lambda: sf.Box(0, 1, shape="a"),
+        lambda: sf.Box("a", 1),
+        lambda: sf.Interval("a", 1),
+        lambda: sf.Interval([0, 1], 2),
+        lambda: sf.Interval(None, 1),
+        lambda: sf.Integers("a", 2),
+        lambda: sf.Integers(0, np.inf),
+        lambda: sf.Integers([0, 1], 2),
+        lambda: sf.Categories(["a", "a"]),
+        lambda: sf.Categories([["a"], ["b"]]),
+        lambda: sf.Categories(2.5),
+        lambda: sf.Ball("a", dim=2),
+        lambda: sf.Ball(1.0, dim="a"),
+        lambda: from_dict({"kind": "interval", "lower": "a", "upper": 1}),
+        lambda: from_dict({"kind": "box", "lower": [0, 0], "upper": [1, 1], "shape": [3]}),
         lambda: from_dict({"kind": "sphere"}),
         lambda: from_dict({"kind": "ball", "lower": 3}),
         lambda: check_record_domain({}),
@@ -87,5 +105,41 @@ def test_labels_are_coded_and_undeclared_ones_are_missing():
     ],
 )
 def test_impossible_domains_are_refused(build):
-    with pytest.raises(InvalidInput):
+    with pytest.raises(InvalidInput) as caught:
         build()
+    assert len(str(caught.value)) > 30
+
+
+@pytest.mark.parametrize("domain", DOMAINS, ids=str)
+def test_equal_domains_are_one_key_and_others_are_not(domain):
+    assert {domain: 1}[from_dict(domain.to_dict())] == 1
+    assert [other for other in DOMAINS if other == domain] == [domain]
+
+
+def test_labels_are_part_of_what_categories_are():
+    assert sf.Categories(["a", "b"]) != sf.Categories(["a", "c"])
+    assert sf.Categories(["a", "b"]) != sf.Categories(2)
+    assert repr(sf.Categories(["a", "b"])) == "Categories(['a', 'b'])"
+    assert repr(sf.Categories(2)) == "Categories(2)"
+
+
+@given(st.floats(-100, 100), st.floats(1e-3, 100))
+def test_a_bound_that_float32_cannot_hold_lets_its_own_rounding_in_and_nothing_more(lower, extent):
+    """What is let in is moved by one step of float32 at the most, and then lies in the domain itself."""
+    domain = sf.Interval(lower, lower + extent)
+    ends = np.array([domain.lower, domain.upper], np.float32)
+    assert domain.contains(ends).all()
+    moved = domain.clamp(ends)
+    assert moved.dtype == np.float32
+    assert np.all((moved.astype(np.float64) >= domain.lower) & (moved.astype(np.float64) <= domain.upper))
+    assert np.all(np.abs(moved - ends) <= np.spacing(np.abs(ends)))
+    beyond = np.nextafter(ends, np.array([-np.inf, np.inf], np.float32))
+    assert not domain.contains(beyond).any()
+    assert domain.contains(domain.clamp(beyond)).all()
+
+
+def test_infinite_records_are_outside_also_where_a_bound_is_beyond_the_type():
+    domain = sf.Interval(-1e300, 1e300)
+    values = np.array([np.inf, -np.inf], np.float32)
+    assert not domain.contains(values).any()
+    assert np.isfinite(domain.clamp(values)).all()

@@ -9,8 +9,10 @@ import pytest
 from numpyro.infer.util import log_density
 
 import sfumato as sf
-from sfumato.errors import InvalidModel
+from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.families.langevin import natural_model
 from sfumato.model import from_numpyro
+from sfumato.model.base import theta_of
 
 DOMAIN = {"x": sf.Ball(1.0, dim=3), "y": sf.Binary()}
 
@@ -137,6 +139,61 @@ def raises(x, y):
     raise RuntimeError("told you so")
 
 
+def branches_on_a_record(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    if float(y[0]) > 0:
+        b = -b
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
+
+
+def branches_on_a_parameter(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    b = -b if b > 0 else b
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
+
+
+def uses_numpy(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b * np.asarray(x)[:, 0]), obs=y)
+
+
+def three_records_only(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b * jnp.ones(3)), obs=y)
+
+
+def improper(x, y):
+    b = numpyro.sample("b", dist.ImproperUniform(dist.constraints.real, (), ()))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
+
+
+def factor_alone(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.factor("fac", b * y)
+
+
+def grows_with_the_records(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([x.shape[0]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
+
+
+class Unscored(dist.Normal):
+    def log_prob(self, value):
+        raise LookupError("no density")
+
+
+def unscored(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", Unscored(b, 1.0), obs=y)
+
+
 @pytest.mark.parametrize(
     ("model", "site"),
     [
@@ -153,6 +210,14 @@ def raises(x, y):
         (has_param, "b"),
         (no_latent, None),
         (raises, None),
+        (branches_on_a_record, None),
+        (branches_on_a_parameter, None),
+        (uses_numpy, None),
+        (three_records_only, "y"),
+        (improper, "b"),
+        (factor_alone, "fac"),
+        (grows_with_the_records, "b"),
+        (unscored, "y"),
     ],
 )
 def test_models_that_do_not_fit_are_refused_by_the_name_of_the_site(model, site):
@@ -160,6 +225,77 @@ def test_models_that_do_not_fit_are_refused_by_the_name_of_the_site(model, site)
         from_numpyro(model, DOMAIN)
     assert caught.value.site == site
     assert site is None or repr(site) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "words"),
+    [
+        (raises, 1, ["RuntimeError", "told you so"]),
+        (branches_on_a_record, 2, ["ConcretizationTypeError", "jnp.where"]),
+        (branches_on_a_parameter, 2, ["TracerBoolConversionError", "jnp.where"]),
+        (uses_numpy, 3, ["TracerArrayConversionError", "no float(), int() or np."]),
+        (three_records_only, 3, ["ValueError", "Call it yourself"]),
+        (improper, 1, ["NotImplementedError", "a prior must be proper"]),
+    ],
+)
+def test_what_a_model_raises_is_told_with_its_place_and_a_way_out(model, line, words):
+    with pytest.raises(InvalidModel) as caught:
+        from_numpyro(model, DOMAIN)
+    message = str(caught.value)
+    assert f"on line {model.__code__.co_firstlineno + line}" in message
+    assert all(word in message for word in words)
+    assert "\n" not in message
+
+
+@pytest.fixture(scope="module")
+def built():
+    return from_numpyro(regression, DOMAIN)
+
+
+VALUES = {"beta": np.zeros(3), "scale": 1.0, "weights": np.ones(3) / 3}
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        (0.3, "must map sites to values"),
+        ({"beta": np.zeros(3)}, "must name the sites"),
+        (VALUES | {"z": 1.0}, "must name the sites"),
+        (VALUES | {"beta": np.zeros(2)}, r"'beta' has shape \(3,\)"),
+        (VALUES | {"beta": ["a", "b", "c"]}, "must hold numbers"),
+        (VALUES | {"scale": -1.0}, "'scale' does not: got -1.0"),
+        (VALUES | {"scale": 0.0}, "not on its edge"),
+        (VALUES | {"scale": np.nan}, "'scale' does not"),
+        (VALUES | {"beta": np.array([0.0, np.inf, 0.0])}, "'beta' does not"),
+        (VALUES | {"weights": np.array([0.5, 0.4, 0.3])}, "'weights' does not"),
+        (VALUES | {"weights": np.array([1.2, -0.1, -0.1])}, "'weights' does not"),
+    ],
+)
+def test_values_that_a_user_gives_are_checked(values, match, built):
+    with pytest.raises(InvalidInput, match=f"guess.*{match}"):
+        theta_of(built, values, "guess")
+
+
+def test_values_inside_the_support_are_taken(built):
+    for values in (VALUES, VALUES | {"scale": 1e-7}, VALUES | {"weights": np.array([1e-9, 0.5, 0.5 - 1e-9])}):
+        with jax.enable_x64(True):
+            back = built.constrain(jnp.asarray(theta_of(built, values, "guess")))
+        assert all(np.allclose(back[name], values[name], rtol=1e-6, atol=0) for name in values)
+
+
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        (sf.families.Bernoulli(), {"p": 1.5}),
+        (sf.families.Bernoulli(), {"p": 1.0}),
+        (sf.families.Poisson(5), {"rate": -1.0}),
+    ],
+    ids=str,
+)
+def test_the_natural_parameter_knows_the_support_too(family, values):
+    for model in (family.to_model(), natural_model(family)):
+        with pytest.raises(InvalidInput, match="inside the support"):
+            theta_of(model, values, "guess")
 
 
 def test_columns_must_match_arguments():

@@ -11,7 +11,8 @@ import pytest
 
 import sfumato as sf
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
-from sfumato.planner import efficiency
+from sfumato.planner import efficiency, synthetic
+from sfumato.planner.plan import asked_steps
 
 
 def coin(y):
@@ -151,6 +152,73 @@ def test_impossible_requests_are_refused(wrong):
     with pytest.raises(InvalidInput) as caught:
         sf.plan(coin, domain={"y": sf.Binary()}, **request)
     assert len(str(caught.value)) > 30
+
+
+@pytest.mark.parametrize("name", ["iterations", "max_iterations"])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "10"], ids=str)
+@pytest.mark.parametrize("wrap", [dict, lambda data: sf.Owner(data, name="amber")], ids=["table", "owner"])
+def test_zero_steps_are_not_all_steps(name, value, wrap, tmp_path):
+    data = wrap({"y": np.arange(3000) % 2})
+    with pytest.raises(InvalidInput, match="whole numbers of at least 1"):
+        sf.sample(
+            sf.families.Bernoulli(),
+            data,
+            epsilon=1.0,
+            delta=1e-6,
+            force=True,
+            checkpoint=tmp_path / "run",
+            **{name: value},
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_guess_outside_the_support_is_called_that_whatever_the_kernel():
+    with pytest.raises(InvalidInput, match="guess must lie inside the support"):
+        sf.plan(coin, n=1000, domain={"y": sf.Binary()}, epsilon=1.0, delta=1e-6, guess={"p": 1.5}, kernel="guided")
+
+
+LABELLED = {"x": sf.Box(0, 1, shape=(2,)), "y": sf.Categories(["no", "yes"])}
+SHOWN = {"x": [[0.5, 0.1], [1.0, 0.0]], "y": ["no", "yes"]}
+
+
+@pytest.mark.parametrize(
+    ("example", "match"),
+    [
+        (3, "dict of arrays or a DataFrame"),
+        ({"z": [1]}, "must have the columns"),
+        (SHOWN | {"z": [1, 2]}, "must have the columns"),
+        (SHOWN | {"x": [[0.5, 0.1]]}, "same number of records"),
+        (SHOWN | {"x": [0.5, 0.1]}, r"shape \(n, 2\)"),
+        (SHOWN | {"x": [[0.5], [0.1, 0.2]]}, "array of numbers"),
+        (SHOWN | {"x": [[0.5, 0.1], [7.25, 0.0]]}, "7.25"),
+        (SHOWN | {"x": [[0.5, 0.1], [np.nan, 0.0]]}, "nan"),
+        (SHOWN | {"y": ["no", "maybe"]}, "nan"),
+        ({"x": np.zeros((0, 2)), "y": []}, "n from 1"),
+    ],
+    ids=str,
+)
+def test_examples_are_checked_like_records(example, match):
+    with pytest.raises(InvalidInput, match=match):
+        synthetic.given(LABELLED, example)
+
+
+def test_examples_are_typed_as_the_model_will_see_records():
+    import pandas as pd
+
+    for example in (SHOWN, pd.DataFrame(SHOWN | {"z": [1, 2]})):
+        batch = synthetic.given(LABELLED, example)
+        assert batch["y"].tolist() == [0, 1] and batch["y"].dtype == np.int32
+        assert batch["x"].tolist() == SHOWN["x"]
+
+
+def test_a_plan_refuses_a_bad_example():
+    with pytest.raises(InvalidInput, match="nan"):
+        sf.plan(sf.families.Bernoulli(), n=1000, epsilon=1.0, delta=1e-6, example={"y": [np.nan] * 10})
+
+
+def test_of_two_limits_the_smaller_holds():
+    assert asked_steps(3, 10) == asked_steps(10, 3) == asked_steps(None, np.int64(3)) == asked_steps(3, None) == 3
+    assert asked_steps(None, None) is None
 
 
 # -- efficiency: the arithmetic the forecasts rest on -------------------------------------------------------------------

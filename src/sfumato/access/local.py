@@ -4,13 +4,14 @@ import hashlib
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sfumato.access.questions import Agreed, Facts, Question, Reply
 from sfumato.access.questions import Terms as QuestionTerms
-from sfumato.errors import BudgetSpent, InvalidInput
+from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import cap_quanta, mu_squared
 from sfumato.progress import Tick
@@ -45,6 +46,58 @@ def floor_to(value: float, digits: int) -> float:
     return math.floor(value * 10**digits) / 10**digits
 
 
+def open_account(
+    ledger: Ledger | None, path: Any, run_id: str, cap: int, about: Mapping[str, Any], *, resuming: bool
+) -> tuple[Account, Ledger | None]:
+    """Open a run's account in the ledger given, or in one of its own; with the ledger to close if it is the run's own.
+
+    A run that goes on must find its account: with a new one it would spend its budget a second time.
+    """
+    own = None
+    if ledger is None:
+        own = ledger = _own_ledger(path, cap, resuming)
+    with _closed_on_failure(own):
+        if resuming:
+            _check_known(ledger.existing(run_id), cap, "the ledger given" if own is None else path)
+        return ledger.account(run_id, cap, about=about), own
+
+
+def _check_known(account: Account | None, cap: int, where: Any) -> None:
+    if account is None:
+        raise CheckpointError(
+            f"a run goes on with the ledger that it paid from, and {where} has no account of this run; give the one it was "
+            "started with, or restore it from a backup."
+        )
+    if account.cap != cap:
+        raise CheckpointError(
+            f"a run goes on under the promise it was started with, and its account in {where} has a cap of "
+            f"{mu_squared(account.cap):.6g} (mu squared), not {mu_squared(cap):.6g}; give the same epsilon and delta."
+        )
+
+
+def _own_ledger(path: Any, cap: int, resuming: bool) -> Ledger:
+    if path is None:
+        return Ledger.in_memory(cap)
+    if resuming and not path.exists():
+        raise CheckpointError(
+            f"a run goes on with the ledger that it paid from, and {path} is missing; restore it from a backup. Without it "
+            "nobody knows what is left to spend, and nothing more is."
+        )
+    return Ledger(path) if resuming else Ledger.with_cap(path, cap)
+
+
+@contextmanager
+def _closed_on_failure(*held: Any) -> Iterator[None]:
+    """Let go of what was opened so far if the rest cannot be."""
+    try:
+        yield
+    except BaseException:
+        for thing in held:
+            if thing is not None:
+                thing.close()
+        raise
+
+
 class Opened(NamedTuple):
     """A vault ready to answer, its account, and the ledger to close afterwards if it is the run's own."""
 
@@ -77,15 +130,13 @@ def open_vault(
         identity.check(run_id, table)
     elif ledger_path is not None:
         identity.remember(run_id, table)
-    cap = cap_quanta(mu)
-    own = None
-    if ledger is None:
-        own = ledger = Ledger.in_memory(cap) if ledger_path is None else Ledger.with_cap(ledger_path, cap)
-    account = ledger.account(run_id, cap, about={"model": study.model.fingerprint(), "n": table.n})
-    vault = Vault(
-        table, study.model, study.domain, study.bounds, account, precision=precision, family=study.family, near=study.near,
-        source=source,
-    )  # fmt: skip
+    about = {"model": study.model.fingerprint(), "n": table.n}
+    account, own = open_account(ledger, ledger_path, run_id, cap_quanta(mu), about, resuming=resuming)
+    with _closed_on_failure(own):
+        vault = Vault(
+            table, study.model, study.domain, study.bounds, account, precision=precision, family=study.family,
+            near=study.near, source=source,
+        )  # fmt: skip
     return Opened(vault, account, own)
 
 
@@ -223,32 +274,30 @@ def open_door(
 
     With `remembered` a keyed digest of the records is kept on the private side, and checked when `resuming`.
     """
+    engine = _engine(study, data, name, run_id, outside, columns, precision, remembered, resuming, tick)
+    about = {"model": study.model.fingerprint(), "n": engine.n, "owner": name}
+    with _closed_on_failure(engine):
+        account, own = open_account(ledger, ledger_path, run_id, cap_quanta(mu), about, resuming=resuming)
+    desk = Desk(engine, study, account, source=source)
+    facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
+    return LocalDoor(desk, facts, own, engine)
+
+
+def _engine(
+    study: Study, data: Any, name: str, run_id: str, outside: str, columns: Mapping[str, str | Sequence[str]] | None,
+    precision: str, remembered: bool, resuming: bool, tick: Tick,
+) -> Engine:  # fmt: skip
     if isinstance(data, RayTable):
         from sfumato.vault.ray_engine import RayEngine
 
-        engine: Engine = RayEngine(data, study, outside=outside, columns=columns, precision=precision, tick=tick)
-        return _door(engine, study, name, epsilon, delta, mu, run_id, ledger, ledger_path, outside, precision, source)
+        return RayEngine(data, study, outside=outside, columns=columns, precision=precision, tick=tick)
     table = records.load(data, study.domain, outside=outside, columns=columns)
     mine = f"{run_id}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     if resuming:
         identity.check(mine, table)
     elif remembered:
         identity.remember(mine, table)
-    engine = LocalEngine(table, study, precision=precision)
-    return _door(engine, study, name, epsilon, delta, mu, run_id, ledger, ledger_path, outside, precision, source)
-
-
-def _door(
-    engine: Engine, study: Study, name: str, epsilon: float, delta: float, mu: float, run_id: str, ledger: Ledger | None,
-    ledger_path: Any, outside: str, precision: str, source: Callable[[float], Source] | None,
-) -> LocalDoor:  # fmt: skip
-    cap, own = cap_quanta(mu), None
-    if ledger is None:
-        own = ledger = Ledger.in_memory(cap) if ledger_path is None else Ledger.with_cap(ledger_path, cap)
-    account = ledger.account(run_id, cap, about={"model": study.model.fingerprint(), "n": engine.n, "owner": name})
-    desk = Desk(engine, study, account, source=source)
-    facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
-    return LocalDoor(desk, facts, own, engine)
+    return LocalEngine(table, study, precision=precision)
 
 
 def facts_of(

@@ -1,7 +1,6 @@
 """``sfumato plan``, ``run`` and ``resume``: a study file in, a plan or a run out."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +70,7 @@ def run(
     options |= {"force": True} if force else {}
     from sfumato.sampler import sample
 
-    with _unspent_leaves_nothing(checkpoint), file.open_ledger() or nullcontext() as ledger:
+    with file.open_ledger() or nullcontext() as ledger:
         drawn = _keeping(
             out, sample, file.model(), file.source(), domain=file.domain(), epsilon=file.settings["epsilon"],
             delta=file.settings["delta"], sensitivity=file.sensitivity(), columns=file.columns or None,
@@ -135,40 +134,6 @@ def _prepare(file: "StudyFile", out: Path) -> Path | None:
             f"the output folder {out} cannot be written ({error.strerror}); choose another with --out."
         ) from None
     return checkpoint
-
-
-@contextmanager
-def _unspent_leaves_nothing(checkpoint: Path | None) -> Iterator[None]:
-    """Take away the beginnings of a checkpoint if a run fails before it has spent anything: it can be run again.
-
-    Where something was spent, the checkpoint stays: its ledger is the record of it.
-    """
-    try:
-        yield
-    except BaseException:
-        if checkpoint is not None and _unspent(checkpoint):
-            for path in (checkpoint / "run.json", *checkpoint.glob("ledger.sqlite*")):
-                path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty: somebody else's files stay
-                checkpoint.rmdir()
-        raise
-
-
-def _unspent(checkpoint: Path) -> bool:
-    from sfumato.checkpoint import Checkpoint
-    from sfumato.errors import SfumatoError
-    from sfumato.vault.ledger import Ledger
-
-    kept = Checkpoint(checkpoint)
-    try:
-        if "plan" in kept.terms():
-            return False
-        if not kept.ledger_path.exists():
-            return True
-        with Ledger(kept.ledger_path) as ledger:
-            return ledger.spent == 0
-    except SfumatoError:
-        return False
 
 
 def _find_study(checkpoint: Path, stated: Path | None) -> Path:

@@ -29,7 +29,7 @@ from sfumato.domain import Domain
 from sfumato.errors import InvalidModel, Unsupported
 from sfumato.families.prior import Joint, Values, as_joint
 from sfumato.model import Model, Site
-from sfumato.model.base import Record
+from sfumato.model.base import Record, check_values
 from sfumato.model.from_numpyro import as_model_input
 from sfumato.sensitivity.bounds import Bounds
 
@@ -346,7 +346,7 @@ def _build(family: Family) -> Model:
         return {name: transforms[name](value) for name, value in unpack(theta).items()}
 
     def unconstrain(values: Values) -> Array:
-        _check_values(values, sites)
+        check_values(values, sites)
         return jnp.concatenate([jnp.ravel(transforms[n].inv(jnp.asarray(values[n], dtype=float))) for n in names])
 
     def log_likelihood(theta: Array, record: Record) -> Array:
@@ -391,13 +391,3 @@ def _check_prior(parameter: Parameter, prior: Joint, probes: list[dict[str, Arra
             "prior with that support or a smaller one.",
             site=name,
         )
-
-
-def _check_values(values: Values, sites: tuple[Site, ...]) -> None:
-    if set(values) != {site.name for site in sites}:
-        raise InvalidModel(f"a parameter must name the sites {[s.name for s in sites]}, got {sorted(values)}.")
-    for site in sites:
-        if np.shape(values[site.name]) != site.shape:
-            raise InvalidModel(
-                f"site {site.name!r} has shape {site.shape}, got {np.shape(values[site.name])}.", site=site.name
-            )

@@ -10,6 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
+import numpy as np
+
+from sfumato.errors import InvalidInput, InvalidModel
+
 Array: TypeAlias = Any
 Record: TypeAlias = Mapping[str, Array]
 
@@ -93,3 +98,41 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({', '.join(site.name for site in self.sites)}; columns {', '.join(self.columns)})"
+
+
+def check_values(values: Mapping[str, Array], sites: tuple[Site, ...], what: str = "a parameter") -> None:
+    """Refuse values by site that are not one for each site, of its shape."""
+    names = [site.name for site in sites]
+    if set(values) != set(names):
+        raise InvalidModel(f"{what} must name the sites {names}, got {sorted(values)}.")
+    for site in sites:
+        if np.shape(values[site.name]) != site.shape:
+            raise InvalidModel(
+                f"{what}: site {site.name!r} has shape {site.shape}, got {np.shape(values[site.name])}.", site=site.name
+            )
+
+
+def theta_of(model: Model, values: Mapping[str, Any], what: str) -> np.ndarray:
+    """Theta of values by site that a user gave, checked: names, shapes, numbers, and inside every support.
+
+    Inside is what comes back from the bijections as it went in; `what` is how messages call the values.
+    """
+    if not isinstance(values, Mapping):
+        wanted = ", ".join(f"{site.name!r}: ..." for site in model.sites)
+        raise InvalidInput(f"{what} must map sites to values, as {{{wanted}}}, got {values!r:.80}.")
+    try:
+        given = {name: np.asarray(value, dtype=np.float64) for name, value in values.items()}
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{what} must hold numbers, got {values!r:.200}.") from None
+    check_values(given, model.sites, what)
+    with jax.enable_x64(True):
+        theta = np.asarray(model.unconstrain(given), dtype=np.float64)
+        back = {name: np.asarray(value) for name, value in model.constrain(theta).items()}
+    wrong = [name for name in given if not np.allclose(back[name], given[name], rtol=1e-5, atol=1e-8)]
+    if wrong or not np.all(np.isfinite(theta)):
+        name = wrong[0] if wrong else model.sites[0].name
+        raise InvalidInput(
+            f"{what} must lie inside the support of every site, not on its edge, and {name!r} does not: got "
+            f"{given[name].tolist()!r:.80}. Choose a value that the prior allows."
+        )
+    return theta

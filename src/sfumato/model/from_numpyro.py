@@ -8,18 +8,20 @@ per person. Such models are refused here, by the name of the site that is the ma
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
+from numpyro import handlers, primitives
 from numpyro.distributions import biject_to
 
 from sfumato.domain import Box, Domain
-from sfumato.errors import InvalidModel
-from sfumato.model.base import Array, Model, Observation, Record, Site
+from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
 
 _PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
 _COMPANY = 8  # records scored together when it is tested whether they are scored separately
@@ -53,19 +55,57 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
     ------
     InvalidModel
         If the model has local latent variables, several plates, a subsampled plate, no observed site, a prior that
-        looks at the records, or terms that mix records. `.site` names the culprit.
+        looks at the records, or terms that mix records; or if it raises, or is no program that JAX can trace. `.site`
+        names the culprit.
     """
     columns = _match_columns(model, domain)
     probe = synthetic_batch({name: domain[name] for name in columns}, _PROBE, np.random.default_rng(0))
-    with jax.enable_x64(True):
-        first, second = (_prototype(model, probe, seed) for seed in (0, 1))
+    with _told(model), jax.enable_x64(True):
+        first = _prototype(model, probe, 0)
         latents = _check_sites(first)
-        _check_static_supports(first, second, latents)
+        _check_static(first, _prototype(model, {k: v[:-1] for k, v in probe.items()}, 1), latents)
         built = _build(model, first, latents, probe, columns)
         _check_pure(built, {name: values[0] for name, values in probe.items()})
         _check_prior_ignores_records(built, model, probe, latents)
         _check_records_are_separate(built, model, {name: domain[name] for name in columns})
     return built
+
+
+@contextmanager
+def _told(model: Callable[..., Any]) -> Iterator[None]:
+    """Turn whatever a model raises while it is tried into `InvalidModel`. It is tried on made-up records only."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except Exception as error:
+        calls = [(call.tb_frame, call.tb_lineno) for call in _calls(error)]
+        named = [frame.f_locals["name"] for frame, _ in calls if frame.f_code in _AT_A_SITE]
+        site = str(named[-1]) if named else None
+        code = getattr(inspect.unwrap(model), "__code__", None)
+        lines = [line for frame, line in calls if frame.f_code is code]
+        where = (f" at site {site!r}" if site else "") + (f" on line {lines[-1]}" if lines else "")
+        said = str(error).strip().split("\n")[0].rstrip(".")
+        raise InvalidModel(
+            f"a model must run on any records of the domain, and this one raised {type(error).__name__}{where}"
+            f"{': ' + said if said else ''}. {_advice(error, site)}",
+            site=site,
+        ) from error
+
+
+def _calls(error: BaseException) -> Iterator[TracebackType]:
+    call = error.__traceback__
+    while call is not None:
+        yield call
+        call = call.tb_next
+
+
+def _advice(error: Exception, site: str | None) -> str:
+    if isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
+        return "It is compiled by JAX: choose with jnp.where instead of `if`, and use no float(), int() or np. on its values."
+    if isinstance(error, NotImplementedError) and site is not None:
+        return "The distribution there cannot be drawn from; a prior must be proper."
+    return f"Call it yourself with one and with {_PROBE} such records to see why."
 
 
 def synthetic_batch(domain: Mapping[str, Domain], size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -100,15 +140,7 @@ def _match_columns(model: Callable[..., Any], domain: Mapping[str, Domain]) -> t
 
 
 def _prototype(model: Callable[..., Any], probe: Record, seed: int) -> dict[str, Any]:
-    seeded = handlers.seed(model, jax.random.key(seed))
-    try:
-        trace: dict[str, Any] = _traced(seeded, probe)
-    except Exception as error:
-        raise InvalidModel(
-            f"the model raised {type(error).__name__} on synthetic records drawn from the domain: {error}. "
-            "Call it yourself with three such records to see where."
-        ) from error
-    return trace
+    return _traced(handlers.seed(model, jax.random.key(seed)), probe)
 
 
 def _check_sites(trace: Mapping[str, Any]) -> list[str]:
@@ -131,7 +163,11 @@ def _check_sites(trace: Mapping[str, Any]) -> list[str]:
             )
     latents = [name for name, site in trace.items() if _check_site(name, site, trace)]
     if not any(_in_plate(site) for site in trace.values()):
-        raise InvalidModel("a model must have an observed site inside the plate; pass obs= to one of its sample sites.")
+        factor = next((name for name, site in trace.items() if _is_factor(site)), None)
+        advice = f"move the factor {factor!r} under it" if factor else "pass obs= to one of its sample sites"
+        raise InvalidModel(
+            f"a model must have an observed site inside a plate over the records; {advice}.", site=factor
+        )
     if not latents:
         raise InvalidModel("a model must have at least one global latent variable; there is nothing to infer.")
     return latents
@@ -147,8 +183,7 @@ def _check_site(name: str, site: Mapping[str, Any], trace: Mapping[str, Any]) ->
         return False
     in_plate = bool(site["cond_indep_stack"])
     if site["is_observed"]:
-        is_factor = type(site["fn"]).__name__ == "Unit"
-        if not in_plate and not is_factor:
+        if not in_plate and not _is_factor(site):
             raise InvalidModel(
                 f"observed site {name!r} lies outside the plate over records; move it under the plate.", site=name
             )
@@ -164,8 +199,20 @@ def _check_site(name: str, site: Mapping[str, Any], trace: Mapping[str, Any]) ->
     return True
 
 
-def _check_static_supports(first: Mapping[str, Any], second: Mapping[str, Any], latents: list[str]) -> None:
+def _is_factor(site: Mapping[str, Any]) -> bool:
+    return site["type"] == "sample" and type(site["fn"]).__name__ == "Unit"
+
+
+def _check_static(first: Mapping[str, Any], second: Mapping[str, Any], latents: list[str]) -> None:
+    """Compare two traces, the second of one record less."""
     for name in latents:
+        shape, other = (np.shape(trace[name]["value"]) for trace in (first, second))
+        if shape != other:
+            raise InvalidModel(
+                f"site {name!r} has shape {shape} for {_PROBE} records and {other} for {_PROBE - 1}: a latent variable may not "
+                "grow with the records. Give it a fixed shape.",
+                site=name,
+            )
         if first[name]["fn"].support != second[name]["fn"].support:
             raise InvalidModel(
                 f"the support of site {name!r} depends on another latent variable; reparametrise it to a fixed support.",
@@ -192,7 +239,7 @@ def _build(
         return {name: transforms[name](value) for name, value in unpack(theta).items()}
 
     def unconstrain(values: Mapping[str, Array]) -> Array:
-        _check_values(values, sites)
+        check_values(values, sites)
         parts = {name: transforms[name].inv(jnp.asarray(values[name], dtype=float)) for name in latents}
         return jnp.concatenate([jnp.ravel(parts[name]) for name in latents])
 
@@ -207,7 +254,7 @@ def _build(
         traced, values = run(theta, stand_in), unpack(theta)
         jacobians = [transforms[k].log_abs_det_jacobian(values[k], traced[k]["value"]) for k in latents]
         global_sites = [site for site in traced.values() if site["type"] == "sample" and not site["cond_indep_stack"]]
-        densities = [site["fn"].log_prob(site["value"]) * _scale(site) for site in global_sites]
+        densities = [_density(*_observation(site["name"], site)) for site in global_sites]
         return sum((jnp.sum(term) for term in jacobians + densities), jnp.zeros((), theta.dtype))
 
     def observations(theta: Array, record: Record) -> list[Observation]:
@@ -217,7 +264,7 @@ def _build(
     def log_likelihood(theta: Array, record: Record) -> Array:
         total: Array = 0.0
         for factor in observations(theta, record):
-            total += jnp.sum(factor.distribution.log_prob(factor.value) * factor.scale)
+            total += jnp.sum(_density(*factor))
         return total
 
     def sample_prior(key: Array) -> Array:
@@ -251,15 +298,12 @@ def _scale(site: Mapping[str, Any]) -> Array:
     return 1.0 if site["scale"] is None else site["scale"]
 
 
-def _check_values(values: Mapping[str, Array], sites: tuple[Site, ...]) -> None:
-    names = [site.name for site in sites]
-    if set(values) != set(names):
-        raise InvalidModel(f"a parameter must name the sites {names}, got {sorted(values)}.")
-    for site in sites:
-        if np.shape(values[site.name]) != site.shape:
-            raise InvalidModel(
-                f"site {site.name!r} has shape {site.shape}, got {np.shape(values[site.name])}.", site=site.name
-            )
+def _density(name: str, distribution: Any, value: Array, scale: Array) -> Array:
+    """Log-density of one site; by a function of its own, so that a message can name the site."""
+    return distribution.log_prob(value) * scale
+
+
+_AT_A_SITE = (primitives.sample.__code__, _density.__code__)
 
 
 def _source(model: Callable[..., Any]) -> str:
@@ -307,8 +351,7 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
             for name, site in traced.items()
             if site["type"] == "sample" and (name in latents or not site["cond_indep_stack"])
         ]
-        densities = {name: traced[name]["fn"].log_prob(traced[name]["value"]) for name in outside}
-        return {name: jnp.sum(value * _scale(traced[name])) for name, value in densities.items()}
+        return {name: jnp.sum(_density(*_observation(name, traced[name]))) for name in outside}
 
     few, one = (jax.jit(terms)(dict(records)) for records in (probe, {k: v[:1] for k, v in probe.items()}))
     for name in few:
@@ -353,13 +396,12 @@ def _check_records_are_separate(built: Model, model: Callable[..., Any], domain:
     def together(theta: Array, records: Record) -> dict[str, Array]:
         substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
         traced = _traced(substituted, records)
-        inside = {name: site for name, site in traced.items() if _in_plate(site)}
-        return {name: site["fn"].log_prob(site["value"]) * _scale(site) for name, site in inside.items()}
+        return {name: _density(*_observation(name, site)) for name, site in traced.items() if _in_plate(site)}
 
     def alone(theta: Array, records: Record) -> dict[str, Array]:
         def one(record: Record) -> dict[str, Array]:
             factors = built.observations(theta, record)  # type: ignore[misc]
-            return {f.name: jnp.sum(f.distribution.log_prob(f.value) * f.scale) for f in factors}
+            return {factor.name: jnp.sum(_density(*factor)) for factor in factors}
 
         return jax.vmap(one)(records)
 

@@ -17,11 +17,21 @@ def require(holds: Any, rule: str, value: Any, fix: str) -> None:
         raise InvalidInput(f"{rule}; got {value!r}. {fix}")
 
 
+def numbers(name: str, value: ArrayLike) -> Array:
+    """Turn an argument into a float array."""
+    try:
+        return np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise InvalidInput(
+            f"{name} must be a number or an array of numbers; got {value!r}. Choose another {name}."
+        ) from None
+
+
 def positive(**values: ArrayLike) -> list[Array]:
     """Turn arguments into float arrays, each finite and above zero."""
     arrays = []
     for name, value in values.items():
-        array = np.asarray(value, dtype=float)
+        array = numbers(name, value)
         rule = f"{name} must be finite and above 0"
         require(np.isfinite(array) & (array > 0), rule, value, f"Choose another {name}.")
         arrays.append(array)
@@ -30,7 +40,7 @@ def positive(**values: ArrayLike) -> list[Array]:
 
 def records(n: ArrayLike) -> Array:
     """Check the number of records: at least two, because the paper divides by log n."""
-    array = np.asarray(n, dtype=float)
+    array = numbers("n", n)
     require(np.isfinite(array) & (array >= 2), "n must be finite and at least 2: log n divides", n, "Add records.")
     return array
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import erfcx, log_ndtr, ndtr
 
-from sfumato.paper._checks import Array, require, unwrap
+from sfumato.paper._checks import Array, numbers, require, unwrap
 
 _SQRT_2PI = np.sqrt(2 * np.pi)
 
@@ -23,7 +23,7 @@ def acceptance(log_ratio: ArrayLike) -> Any:
     -------
     float or array
     """
-    return unwrap(np.exp(np.minimum(np.asarray(log_ratio, dtype=float), 0.0)), log_ratio)
+    return unwrap(np.exp(np.minimum(numbers("log_ratio", log_ratio), 0.0)), log_ratio)
 
 
 def expected_acceptance(log_ratio: ArrayLike, sigma: ArrayLike) -> Any:
@@ -100,7 +100,7 @@ def expected_acceptance_derivative(log_ratio: ArrayLike, sigma: ArrayLike) -> An
 
 
 def _arguments(log_ratio: ArrayLike, sigma: ArrayLike) -> tuple[Array, Array]:
-    lam, sigma_ = np.broadcast_arrays(np.asarray(log_ratio, dtype=float), np.asarray(sigma, dtype=float))
+    lam, sigma_ = np.broadcast_arrays(numbers("log_ratio", log_ratio), numbers("sigma", sigma))
     require(~np.isnan(lam), "log_ratio must be a number", log_ratio, "Check the log densities it came from.")
     require(np.isfinite(sigma_) & (sigma_ >= 0), "sigma must be finite and at least 0", sigma, "Choose another sigma.")
     return lam, sigma_

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtr
 
 from sfumato.errors import InvalidInput
-from sfumato.paper._checks import require, unwrap
+from sfumato.paper._checks import numbers, require, unwrap
 
 Kind = Literal["printed", "proof", "sharp"]
 
@@ -41,7 +41,7 @@ def kappa(B: ArrayLike, kind: Kind = "sharp") -> Any:  # noqa: N803 (the paper's
     InvalidInput
         If B is negative or the kind unknown.
     """
-    bound = np.asarray(B, dtype=float)
+    bound = numbers("B", B)
     require(bound >= 0, "B, the supremum of a variance, must be at least 0", B, "Pass sigma squared.")
     if kind == "printed":
         return unwrap(ndtr(-bound / 2), B)
@@ -71,6 +71,6 @@ def rejection_bound(rho: ArrayLike, B: ArrayLike, kind: Kind = "sharp") -> Any: 
     float or array
         Below 1 wherever `rho` is.
     """
-    rejected = np.asarray(rho, dtype=float)
+    rejected = numbers("rho", rho)
     require((rejected >= 0) & (rejected <= 1), "rho must be a probability", rho, "Pass a value in [0, 1].")
     return unwrap(1 - np.asarray(kappa(B, kind)) * (1 - rejected), rho, B)

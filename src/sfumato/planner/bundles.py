@@ -16,6 +16,7 @@ from sfumato import noise_aware
 from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
 from sfumato.families.base import Family
 from sfumato.model import Model
+from sfumato.model.base import theta_of
 from sfumato.planner import forecast, proportional
 from sfumato.planner.plan import ENOUGH_ESS, Plan
 
@@ -38,7 +39,7 @@ def picture_from_copies(
 ) -> forecast.Picture:
     """Centre and covariance of the posterior, from an average of noisy copies."""
     with jax.enable_x64(True):
-        start = None if guess is None else np.asarray(model.unconstrain(guess), dtype=np.float64)
+        start = None if guess is None else theta_of(model, guess, "guess")
         starts = noise_aware.prior_starts(model, start)
         try:
             noise_aware.require_moments(family)

@@ -14,7 +14,8 @@ import numpy as np
 from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
 from sfumato.kernel import Kernel, Langevin
 from sfumato.model import Model
-from sfumato.planner import compiled, forecast
+from sfumato.model.base import theta_of
+from sfumato.planner import compiled, forecast, synthetic
 from sfumato.planner.pilot import PLACING
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES
@@ -196,9 +197,10 @@ def make_plan(
     mu = budget_mu(epsilon, delta) if mu is None else mu
     max_iterations = iteration_limit(study, max_iterations)
     check_counts(n, chains, max_iterations, kernel, pilot_fraction(study, pilot_share))
+    shown = None if example is None else synthetic.given(study.domain, example)
     with jax.enable_x64(True):
         centre, origin = _centre(study.model, guess)
-        picture = forecast.assumed_picture(study.model, study.domain, n, centre, example, origin)
+        picture = forecast.assumed_picture(study.model, study.domain, n, centre, shown, origin)
     made_up = (
         "records uniform over the domain" if study.model.sample_records is None else "records drawn from the family"
     )
@@ -280,6 +282,17 @@ def pilot_fraction(study: Study, asked: float | None) -> float:
     return FAMILY_PILOT_SHARE if knows_information(study) else PILOT_SHARE
 
 
+def asked_steps(*asked: int | None) -> int | None:
+    """Steps per chain at the most, as asked: the smallest of those given; None where none is."""
+    for value in asked:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1):
+            raise InvalidInput(
+                f"iterations and max_iterations must be whole numbers of at least 1, got {value!r}; leave them out to sample "
+                "until the budget is spent."
+            )
+    return min((int(value) for value in asked if value is not None), default=None)
+
+
 def iteration_limit(study: Study, asked: int | None) -> int:
     """Steps per chain at the most."""
     if asked is not None:
@@ -356,5 +369,5 @@ def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, 
     # Log-densities may have a kink at round values such as zero, where a derivative is only formally defined.
     nudge = 1e-4 * np.std(draws, axis=0)
     if guess is not None:
-        return np.asarray(model.unconstrain(guess), dtype=np.float64) + nudge, "the guess given"
+        return theta_of(model, guess, "guess") + nudge, "the guess given"
     return np.median(draws, axis=0) + nudge, "the prior's median"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.domain import Domain
+from sfumato.errors import InvalidInput
 from sfumato.model import Model
 from sfumato.model.from_numpyro import as_model_input
 from sfumato.planner import compiled
@@ -30,6 +31,44 @@ def uniform(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size:
     rng = np.random.default_rng(seed)
     batch = {name: as_model_input(d, d.sample(rng, size)) for name, d in domain.items()}
     return with_outcomes(model, domain, theta, batch, seed)
+
+
+def given(domain: Mapping[str, Domain], example: Any) -> Batch:
+    """Take public example records, checked as private ones are; messages may quote them.
+
+    Parameters
+    ----------
+    domain
+        Where each column lives.
+    example
+        A dict of arrays with the columns of the domain, or a DataFrame that has them.
+    """
+    if not isinstance(example, Mapping) and not hasattr(example, "columns"):
+        raise InvalidInput(f"example must be a dict of arrays or a DataFrame, got {type(example).__name__}.")
+    present = list(example) if isinstance(example, Mapping) else list(example.columns)
+    if not set(domain) <= set(present) or (isinstance(example, Mapping) and len(present) > len(domain)):
+        raise InvalidInput(f"example must have the columns of the domain, {sorted(domain)}, got {present[:20]}.")
+    batch = {name: _given_column(name, column, example[name]) for name, column in domain.items()}
+    lengths = {name: len(values) for name, values in batch.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidInput(f"all columns of example must have the same number of records, got {lengths}.")
+    return batch
+
+
+def _given_column(name: str, column: Domain, raw: Any) -> np.ndarray:
+    try:
+        values = np.asarray(column.encode(raw), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"example[{name!r}] must be an array of numbers or declared labels: {error}") from None
+    if values.ndim == 0 or values.shape[1:] != column.shape or len(values) == 0:
+        wanted = ("n", *map(str, column.shape))
+        raise InvalidInput(f"example[{name!r}] must have shape ({', '.join(wanted)}), n from 1, got {values.shape}.")
+    if not np.all(inside := column.contains(values)):
+        raise InvalidInput(
+            f"example[{name!r}] must hold records of its domain {column}, and has {values[~inside][0].tolist()!r:.80}; leave "
+            "such records out (a label that was not declared counts as nan)."
+        )
+    return as_model_input(column, values)
 
 
 def extreme(domain: Mapping[str, Domain], size: int = SIZE, seed: int = 0) -> Batch:

@@ -262,7 +262,11 @@ def _checked(**values: ArrayLike) -> list[Array]:
     """Broadcast the arguments to a common shape, or say which rule which one breaks."""
     for name, value in values.items():
         passes, rule = _RULES[name]
-        if not np.all(passes(np.asarray(value, dtype=float))):
+        try:
+            fine = bool(np.all(passes(np.asarray(value, dtype=float))))
+        except (TypeError, ValueError):  # no number
+            fine = False
+        if not fine:
             raise InvalidInput(f"{name} must be {rule}; got {value!r}.")
     return [np.array(x, dtype=float) for x in np.broadcast_arrays(*(np.asarray(v, float) for v in values.values()))]
 

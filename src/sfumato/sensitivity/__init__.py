@@ -1,6 +1,6 @@
 """How far one record can move an answer: proven, clipped or declared ranges of its log-likelihood ratio."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput
-from sfumato.model import Model, from_numpyro
+from sfumato.model import Model
+from sfumato.model.base import theta_of
 from sfumato.sensitivity.bounds import Bounds
 from sfumato.sensitivity.certifier import certified
 from sfumato.sensitivity.methods import Clip, Lipschitz, Range
@@ -48,8 +49,8 @@ def bounds_for(model: Model, domain: Mapping[str, Domain], method: Any = "certif
 
 
 def certify(
-    model: Model | Callable[..., Any],
-    domain: Mapping[str, Domain],
+    model: Any,
+    domain: Mapping[str, Domain] | None,
     theta: Mapping[str, Any],
     theta_prop: Mapping[str, Any],
 ) -> tuple[float, float]:
@@ -60,20 +61,26 @@ def certify(
     Parameters
     ----------
     model
-        A NumPyro model function or a `Model`.
+        A NumPyro model function, a `Model`, or a family: its own range is exact where it says so.
     domain
-        Where each column of a record lives.
+        Where each column of a record lives; None for a family, which brings its own.
     theta, theta_prop
-        Values by site, in the sites' own supports.
+        Values by site, inside the sites' own supports.
 
     Returns
     -------
     tuple
         lo and hi; the sensitivity of the log ratio of a data set is hi - lo.
+
+    Raises
+    ------
+    InvalidInput
+        A value is missing, of the wrong shape, or outside its support.
     """
-    built = model if isinstance(model, Model) else from_numpyro(model, check_record_domain(domain))
-    bounds = bounds_for(built, domain, "certify")
+    from sfumato.study import make_study  # which imports this package
+
+    study = make_study(model, domain)
+    here, there = theta_of(study.model, theta, "theta"), theta_of(study.model, theta_prop, "theta_prop")
     with jax.enable_x64(True):
-        here, there = (built.unconstrain({k: jnp.asarray(v) for k, v in t.items()}) for t in (theta, theta_prop))
-        lo, hi = jax.jit(bounds.range)(here, there)
+        lo, hi = jax.jit(study.bounds.range)(jnp.asarray(here), jnp.asarray(there))
     return float(lo), float(hi)

@@ -19,7 +19,7 @@ from sfumato.vault import lattice, moments, reference, scan
 from sfumato.vault.blocks import Rows
 from sfumato.vault.kinds import count_kinds
 from sfumato.vault.langevin import LangevinQuestion, exact_sum
-from sfumato.vault.records import Records
+from sfumato.vault.records import Records, check_precision
 from sfumato.vault.trim import trim
 
 Array: TypeAlias = Any
@@ -138,6 +138,7 @@ class LocalEngine:
     """
 
     def __init__(self, records: Records, study: Study, *, precision: str = "float64") -> None:
+        check_precision(precision)
         self._count, self._study, self._precision = records.n, study, precision
         self._near = study.near or Reference(study.model, study.domain)  # nothing is built before it is asked for
         with jax.enable_x64(True):

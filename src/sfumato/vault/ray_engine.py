@@ -20,7 +20,7 @@ from sfumato.study import Study
 from sfumato.vault.engine import Bend, LocalEngine, Place, Spot
 from sfumato.vault.kinds import number_of_kinds
 from sfumato.vault.langevin import LangevinQuestion
-from sfumato.vault.records import _check_outside
+from sfumato.vault.records import _check_outside, check_precision
 from sfumato.vault.shards import Shard, deal_out, find_files, pieces_of, read_shard
 
 REBUILDS = 5
@@ -114,6 +114,7 @@ class RayEngine:
         tick: Tick = lambda done, total, text: None,
     ) -> None:
         _check_outside(outside)
+        check_precision(precision)
         pieces = pieces_of(find_files(table.pattern))
         self._count = sum(piece.rows for piece in pieces)
         if self._count < 2:

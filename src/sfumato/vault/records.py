@@ -5,7 +5,7 @@ name columns and rules, never values, row numbers or counts: an error is a relea
 """
 
 import hmac
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidData, InvalidInput
 from sfumato.vault.blocks import Rows
 
+PRECISIONS = ("float64", "float32")
 _SLICE = 1 << 18  # records checked at a time, so that checking never doubles the memory
 _BATCH = 1 << 16  # records read from a file at a time
 
@@ -68,14 +69,16 @@ def load(
     Parameters
     ----------
     data
-        A dict of arrays, a pandas DataFrame, or the path of a Parquet or CSV file.
+        A dict of arrays, a pandas DataFrame, or the path of a Parquet or CSV file. Columns of a DataFrame or a file that
+        the domain does not name are ignored: they are not read. In a dict, which is written for the model, they are refused,
+        unless `columns` says what to take.
     domain
         Column name -> Domain.
     outside
         What happens to records outside the domain: "refuse" raises, "clamp" moves them to its nearest point. A missing
         value (NaN, or a label that was not declared) is near nothing and refused in both cases.
     columns
-        Which raw columns make up each name, for tables: ``{"x": ["age", "dose"], "y": "ill"}``. Without it, a vector
+        Which raw columns make up each name: ``{"x": ["age", "dose"], "y": "ill"}``. Without it, a vector
         named x is looked for as one array, as a list column, or as x_0, x_1, ...
     """
     _check_outside(outside)
@@ -94,6 +97,12 @@ def _check_outside(outside: str) -> None:
         raise InvalidInput(f'outside must be "refuse" or "clamp", got {outside!r}.')
 
 
+def check_precision(precision: str) -> None:
+    """Refuse any other way to evaluate records than those that a statement can name."""
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
+
+
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -101,26 +110,39 @@ def _read(data: Any, domain: Mapping[str, Domain], columns: dict[str, Any], outs
     if isinstance(data, str | Path):
         return _from_file(Path(data), domain, columns, outside)
     if hasattr(data, "columns") and hasattr(data, "to_numpy"):
-        return _from_columns({str(c): data[c] for c in data.columns}, domain, columns, outside)
+        names = {str(name): name for name in data.columns}
+        wanted = _raw_columns(domain, columns, [str(name) for name in data.columns])
+        return _from_columns(wanted, lambda c: data[names[c]], domain, outside)
     if isinstance(data, Mapping):
-        if not columns and set(domain) != set(data):
-            missing, extra = sorted(set(domain) - set(data)), sorted(set(data) - set(domain))
-            raise InvalidData(
-                f"data must have the columns of the domain, {sorted(domain)}: missing {missing}, extra {extra}."
-            )
-        return _from_columns(data, domain, columns, outside)
+        wanted = _raw_columns(domain, columns, list(data))
+        if not columns:
+            _refuse_others(wanted, data)
+        return _from_columns(wanted, lambda c: data[c], domain, outside)
     raise InvalidData(
         f"data must be a dict of arrays, a DataFrame, or the path of a Parquet or CSV file, got {type(data).__name__}."
     )
 
 
+def _refuse_others(wanted: Mapping[str, Any], present: Iterable[Any]) -> None:
+    """A dict is written for the model: what is in it besides the domain's columns is a slip."""
+    if others := [name for name in present if name not in _names(wanted)]:
+        raise InvalidData(
+            f"a dict must have the columns of the domain, {sorted(wanted)}, and no others, got {others[:20]} besides; leave them "
+            "out, or say with columns={...} which ones are meant."
+        )
+
+
+def _names(wanted: Mapping[str, Any]) -> list[str]:
+    """All raw columns that are wanted, each once."""
+    return sorted({c for raw in wanted.values() for c in ([raw] if isinstance(raw, str) else raw)})
+
+
 def _from_columns(
-    data: Mapping[str, Any], domain: Mapping[str, Domain], columns: dict[str, Any], outside: str
+    wanted: Mapping[str, Any], get: Callable[[str], Any], domain: Mapping[str, Domain], outside: str
 ) -> dict[str, np.ndarray]:
-    wanted = _raw_columns(domain, columns, list(data))
     out = {}
     for name, raw in wanted.items():
-        values = domain[name].encode(_gather(raw, lambda c: np.asarray(data[c])))
+        values = domain[name].encode(_gather(name, raw, get))
         _check_shape(name, values, domain[name])
         out[name] = _blank(domain[name], len(values), values.dtype)
         for part in _slices(len(values)):
@@ -135,8 +157,12 @@ def _raw_columns(domain: Mapping[str, Domain], columns: dict[str, Any], present:
         raw = columns.get(name, name)
         if raw == name and name not in present and column.shape:
             raw = [f"{name}_{i}" for i in range(column.size)]
-        missing = [c for c in ([raw] if isinstance(raw, str) else raw) if c not in present]
-        if missing:
+        found = {c: present.count(c) for c in ([raw] if isinstance(raw, str) else raw)}
+        if twice := [c for c, times in found.items() if times > 1]:
+            raise InvalidData(
+                f"column {name!r} needs the raw columns {twice}, which the table has more than once; rename them."
+            )
+        if missing := [c for c, times in found.items() if times == 0]:
             raise InvalidData(
                 f"column {name!r} needs the raw columns {missing}, which the table does not have (it has {present[:20]}); "
                 "name them with columns={...}."
@@ -145,8 +171,14 @@ def _raw_columns(domain: Mapping[str, Domain], columns: dict[str, Any], present:
     return wanted
 
 
-def _gather(raw: str | Sequence[str], get: Any) -> np.ndarray:
-    return np.asarray(get(raw)) if isinstance(raw, str) else np.stack([np.asarray(get(c)) for c in raw], axis=1)
+def _gather(name: str, raw: str | Sequence[str], get: Callable[[str], Any]) -> np.ndarray:
+    try:
+        return np.asarray(get(raw)) if isinstance(raw, str) else np.stack([np.asarray(get(c)) for c in raw], axis=1)
+    except ValueError:  # NumPy's own message may quote a cell
+        raise InvalidData(
+            f"all records of column {name!r} must have the same number of values, and they differ; fill or drop those that lack "
+            "some."
+        ) from None
 
 
 def _from_file(
@@ -175,10 +207,16 @@ def _from_csv(path: Path, domain: Mapping[str, Domain], columns: dict[str, Any],
 
     if path.stat().st_size == 0:
         raise InvalidData(f"{path.name} is empty; give a CSV file with a header line.")
-    table = pyarrow.csv.read_csv(path)
-    return _from_columns(
-        {c: table[c].to_numpy(zero_copy_only=False) for c in table.column_names}, domain, columns, outside
+    with pyarrow.csv.open_csv(path) as head:
+        present = head.schema.names
+    wanted = _raw_columns(domain, columns, present)
+    table = pyarrow.csv.read_csv(
+        path,
+        # In a table of one column a blank line is a record whose value is missing; with more columns it is no record.
+        parse_options=pyarrow.csv.ParseOptions(ignore_empty_lines=len(present) > 1),
+        convert_options=pyarrow.csv.ConvertOptions(include_columns=_names(wanted)),
     )
+    return _from_columns(wanted, lambda c: table[c].to_numpy(zero_copy_only=False), domain, outside)
 
 
 def _from_parquet(
@@ -207,7 +245,7 @@ class Filling:
     def __init__(self, file: Any, n: int, domain: Mapping[str, Domain], columns: dict[str, Any], outside: str) -> None:
         self._domain, self._outside, self._at = domain, outside, 0
         self._wanted = _raw_columns(domain, columns, file.schema_arrow.names)
-        self._names = sorted({c for raw in self._wanted.values() for c in ([raw] if isinstance(raw, str) else raw)})
+        self._names = _names(self._wanted)
         self.out = {
             name: _blank(domain[name], n, _float_type(file.schema_arrow, raw)) for name, raw in self._wanted.items()
         }
@@ -224,7 +262,7 @@ class Filling:
             part = slice(self._at, self._at + len(batch))
             for name, raw in self._wanted.items():
                 column = self._domain[name]
-                values = column.encode(_gather(raw, partial(_batch_column, batch)))
+                values = column.encode(_gather(name, raw, partial(_batch_column, batch)))
                 values = values.reshape(len(batch), *column.shape) if values.size else values
                 _check_shape(name, values, column)
                 _store(name, self.out[name], part, values, column, self._outside)
@@ -235,17 +273,6 @@ class Filling:
     def records(self) -> Records:
         """The table, once all of it was read."""
         return Records(self.out, self._at)
-
-
-def count(path: str | Path) -> int:
-    """Count the records of a file without reading them; n is public."""
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    path = Path(path)
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return int(pyarrow.parquet.read_metadata(path).num_rows)
-    return int(pyarrow.csv.read_csv(path).num_rows)
 
 
 def _float_type(schema: Any, raw: Any) -> np.dtype[Any]:
@@ -260,6 +287,8 @@ def _float_type(schema: Any, raw: Any) -> np.dtype[Any]:
 def _batch_column(batch: Any, name: str) -> np.ndarray:
     column = batch.column(name)
     if hasattr(column, "flatten") and hasattr(column.type, "value_type"):
+        if column.null_count or (hasattr(column, "value_lengths") and len(column.value_lengths().unique()) > 1):
+            raise ValueError("lists of different lengths")  # flattened, one record's values would end up in the next
         return column.flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
     return column.to_numpy(zero_copy_only=False)
 
@@ -280,10 +309,13 @@ def _check_shape(name: str, values: np.ndarray, domain: Domain) -> None:
 
 
 def _store(name: str, out: np.ndarray, part: slice, values: np.ndarray, domain: Domain, outside: str) -> None:
-    """Check some records, then store them in their final type (checking first: a narrow type would wrap round)."""
+    """Check some records, then store them in their final type (checking first: a narrow type would wrap round).
+
+    Also records that pass are clamped: it moves only those that a bound's own rounding let in.
+    """
     values = values.astype(np.float64 if values.dtype.kind != "f" else values.dtype, copy=False)
     _check(name, values, domain, outside)
-    out[part] = domain.clamp(values) if outside == "clamp" else values
+    out[part] = domain.clamp(values)
 
 
 def _blank(domain: Domain, n: int, given: np.dtype[Any]) -> np.ndarray:

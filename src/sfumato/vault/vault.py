@@ -26,12 +26,10 @@ from sfumato.vault.kinds import count_kinds
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.ledger.account import MAX_CAP
 from sfumato.vault.noise import NoisePool, Source, source_for
-from sfumato.vault.records import Records
+from sfumato.vault.records import Records, check_precision
 from sfumato.vault.trim import trim
 
 Array: TypeAlias = Any
-
-PRECISIONS = ("float64", "float32")
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,7 @@ class Vault:
         near: Reference | None = None,
         source: Callable[[float], Source] | None = None,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise InvalidInput(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
+        check_precision(precision)
         self.n = records.n
         records = count_kinds(records, domain)
         self._model, self._domain, self._bounds, self._account = model, domain, bounds, account

@@ -151,6 +151,9 @@ def test_kappas_against_mpmath(kind):
         lambda: paper.expected_acceptance(0, -1),
         lambda: paper.expected_acceptance(float("nan"), 1),
         lambda: paper.expected_acceptance(0, float("inf")),
+        lambda: paper.expected_acceptance(0, "a"),
+        lambda: paper.kappa("a"),
+        lambda: paper.rejection_bound([0.1, "a"], 1),
     ],
 )
 def test_refusals(call):

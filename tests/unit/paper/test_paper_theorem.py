@@ -179,6 +179,8 @@ def test_alpha_above_one_half_warns():
         ({"alpha": 0.0}, "alpha"),
         ({"beta": -1.0}, "beta"),
         ({"k0": 0.0}, "k0"),
+        ({"k0": "a"}, "k0 must be a number"),
+        ({"n": "many"}, "n must be a number"),
         ({"c": float("nan")}, "c must"),
         ({"sigma": 0.0}, "sigma"),
         ({"sigma": 1.0}, "Theorem 2's condition epsilon_1 < 1"),

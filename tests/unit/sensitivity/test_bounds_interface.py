@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import linprog
 from sensitivity_zoo import CASES, build, logit, pairs
 
+from sfumato import families
 from sfumato.domain import Ball, Binary, Box
 from sfumato.errors import InvalidInput
 from sfumato.sensitivity import Bounds, Clip, Lipschitz, Range, bounds_for, certify, elementwise
@@ -165,6 +166,25 @@ def test_certify_takes_a_numpyro_model_and_values_by_site(x: Box | Ball) -> None
     assert isinstance(lo, float) and isinstance(hi, float)
     exact = np.log(2) - np.log1p(np.exp(-0.1))  # at a corner that agrees with the step
     assert exact <= hi <= 1.1 * exact and lo <= -(np.log1p(np.exp(0.1)) - np.log(2))
+
+
+def test_certify_takes_a_family_and_uses_its_exact_range() -> None:
+    lo, hi = certify(families.Bernoulli(), None, {"p": 0.3}, {"p": 0.31})
+    np.testing.assert_allclose([lo, hi], np.log([0.69 / 0.7, 0.31 / 0.3]), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "match"),
+    [
+        (0.3, {"p": 0.31}, "theta must map sites"),
+        ({"p": 0.3}, {"p": 1.31}, "theta_prop must lie inside"),
+        ({"p": -0.1}, {"p": 0.3}, "theta must lie inside"),
+        ({"q": 0.3}, {"p": 0.3}, "theta must name the sites"),
+    ],
+)
+def test_certify_refuses_values_that_are_no_parameter(here: object, there: object, match: str) -> None:
+    with pytest.raises(InvalidInput, match=match):
+        certify(families.Bernoulli(), None, here, there)  # type: ignore[arg-type]
 
 
 def test_a_certified_range_says_so() -> None:
