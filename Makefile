@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check lint types bench lock clean
+.PHONY: setup demo consortium test check lint types bench lock clean
 
 setup: $(STAMP)
 
@@ -17,6 +17,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: setup
 	$(BIN)/sfumato demo
+
+consortium: setup
+	$(BIN)/sfumato demo consortium
 
 test: setup
 	$(BIN)/pytest

@@ -80,6 +80,11 @@ class Local:
         """What the owner is called."""
         return self.owner.name
 
+    @property
+    def n(self) -> int | None:
+        """Number of records, if it was told: nothing is opened to find out."""
+        return self.owner.n
+
     def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
         """The study of this owner's records."""
         own = self.owner.domain
@@ -108,6 +113,7 @@ class Remote:
     epsilon: float
     delta: float
     approved: str = ""
+    n: int | None = None
 
     @property
     def name(self) -> str:
@@ -116,7 +122,7 @@ class Remote:
 
     def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
         """The study that the node has approved for this model."""
-        self.approved, found, _ = self.node.study(model, domain, sensitivity, kernel)
+        self.approved, found, self.n = self.node.study(model, domain, sensitivity, kernel)
         return cast(Study, found)
 
     def open(self, study: Study, run_id: str, kept: Checkpoint | None, resuming: bool, tick: Tick) -> Door:
@@ -240,9 +246,7 @@ def sample_owners(
     study = studies[0]
     stream = PublicStream(wishes.seed, wishes.chains)
     run_id = secrets.token_hex(8)
-    # An owner's desk passes over its records for every step of a walk, also on a family.
-    most = MAX_FAMILY_ITERATIONS if study.natural else MAX_ITERATIONS
-    limit = most if wishes.iterations is None else wishes.iterations
+    limit = _limit(study, wishes)
     share = pilot_fraction(study, wishes.pilot_share)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
     terms = _terms(model, study, run_id, stream.seed, wishes.chains, kernel, limit)
@@ -273,6 +277,51 @@ def sample_owners(
         chain = sampler._start(study, plan, stream, pilot)
         _bring_inside(chain, table.rounds.theta_bound)
         return _finish(chain, table, terms, kept, tick)
+
+
+def plan_owners(
+    model: Any, parties: list[Local | Remote | Bundle], domain: Mapping[str, Domain] | None, wishes: Wishes
+) -> Plan:
+    """Plan a run over owners: what `sfumato.plan` does with them. Spends nothing and opens no table."""
+    live = [party for party in parties if not isinstance(party, Bundle)]
+    if len(live) < len(parties):
+        raise InvalidInput(
+            "a plan is made for owners who answer live, and there are bundles in the list; leave them out. (sf.sample plans "
+            "with them before anyone spends.)"
+        )
+    studies = _studies(model, parties, domain, wishes.sensitivity, wishes.kernel)
+    sizes = [_size(party) for party in live]
+    mus = [budget_mu(party.epsilon, party.delta) for party in live]
+    shares, mu = share_out([mu**2 for mu in mus], [1.0] * len(mus))
+    plan = make_plan(
+        studies[0], n=sum(sizes), epsilon=max(p.epsilon for p in live), delta=max(p.delta for p in live), mu=mu,
+        kernel=wishes.kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example,
+        max_iterations=_limit(studies[0], wishes), pilot_share=wishes.pilot_share,
+    )  # fmt: skip
+    facts = zip(live, sizes, mus, shares, strict=True)
+    return replace(
+        plan,
+        owners=tuple(
+            {"name": party.name, "n": n, "epsilon": party.epsilon, "delta": party.delta, "mu": mu, "share": share}
+            for party, n, mu, share in facts
+        ),
+    )
+
+
+def _limit(study: Study, wishes: Wishes) -> int:
+    """Steps per chain at the most."""
+    # An owner's desk passes over its records for every step of a walk, also on a family.
+    most = MAX_FAMILY_ITERATIONS if study.natural else MAX_ITERATIONS
+    return most if wishes.iterations is None else wishes.iterations
+
+
+def _size(party: Local | Remote) -> int:
+    if party.n is None:
+        raise InvalidInput(
+            f"a plan opens no table and needs the number of records of {party.name!r}; state it: sf.Owner(..., n=...), or n in "
+            "its [[owners]] of a study file."
+        )
+    return party.n
 
 
 def resume_owners(
@@ -396,15 +445,16 @@ def _studies(
         if not isinstance(model, Family):
             raise InvalidInput(f"bundles are sampled with the family they were released for, got {model!r}.")
         check_distinct(model, bundles)
+    own = [None if isinstance(party, Bundle) else party.study(model, domain, sensitivity, kernel) for party in parties]
+    # Langevin around a reference point is for lists in which everybody answers for it.
+    near = all(study.near is not None for study in own if study is not None)
     made: dict[str, Study] = {}
 
     def shared(study: Study) -> Study:
-        return made.setdefault(repr(_plain(study.domain)) + study.model.fingerprint(), study)
+        kept = study if near else study._replace(near=None)
+        return made.setdefault(repr(_plain(study.domain)) + study.model.fingerprint(), kept)
 
-    found = [
-        None if isinstance(party, Bundle) else shared(party.study(model, domain, sensitivity, kernel))
-        for party in parties
-    ]
+    found = [None if study is None else shared(study) for study in own]
     first = next(study for study in found if study is not None)
     # The plan is made for the first study in the list, so it must be a live owner's.
     return [first if study is None else study for study in found]

@@ -81,23 +81,28 @@ def example(size: int = 2048) -> dict[str, np.ndarray]:
 
 
 class Fit(NamedTuple):
-    """Mean and standard deviation of each coefficient, in the order of `LABELS`."""
+    """Mean and standard deviation of each coefficient, in the order of the design's columns (and of `LABELS`)."""
 
     mean: np.ndarray
     sd: np.ndarray
 
 
-def non_private_fit(data: dict[str, np.ndarray], steps: int = 12) -> Fit:
-    """Fit without privacy: a normal approximation by Newton's method; for so many people it is as good as exact.
-
-    For comparison only, and only because these records are public.
-    """
+def non_private_fit(data: dict[str, np.ndarray]) -> Fit:
+    """Fit without privacy, for comparison only, and only because these records are public."""
     design = np.stack([np.ones(len(data["owner"])), *(data[name].astype(float) for name in COVARIATES)], axis=1)
+    return logistic_fit(design, data["owner"])
+
+
+def logistic_fit(design: np.ndarray, response: np.ndarray, steps: int = 12) -> Fit:
+    """Fit a logistic regression with standard normal priors: a normal approximation by Newton's method.
+
+    For tens of thousands of people and a handful of coefficients it is as good as exact.
+    """
     theta = np.zeros(design.shape[1])
     precision = np.eye(len(theta))
     for _ in range(steps):
         p = 1 / (1 + np.exp(-design @ theta))
-        gradient = design.T @ (data["owner"] - p) - theta
+        gradient = design.T @ (response - p) - theta
         precision = (design * (p * (1 - p))[:, None]).T @ design + np.eye(len(theta))
         theta = theta + np.linalg.solve(precision, gradient)
     return Fit(theta, np.sqrt(np.diag(np.linalg.inv(precision))))

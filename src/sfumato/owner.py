@@ -30,6 +30,8 @@ class Owner:
         Which raw columns of the table make up each name.
     precision
         "float64" or "float32" evaluation of records.
+    n
+        Number of records, where it is known: only `plan`, which opens no table, needs it.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Owner:
         ledger: Ledger | None = None,
         columns: Mapping[str, str | Sequence[str]] | None = None,
         precision: str = "float64",
+        n: int | None = None,
     ) -> None:
         if not (isinstance(name, str) and 0 < len(name) <= 100 and name.isprintable() and "/" not in name):
             raise InvalidInput(f"an owner's name must be 1 to 100 printable characters without '/', got {name!r:.80}.")
@@ -51,7 +54,7 @@ class Owner:
             raise InvalidInput(f"epsilon and delta are given together or not at all, got {epsilon} and {delta}.")
         self.name, self.epsilon, self.delta, self.domain = name, epsilon, delta, domain
         self.outside, self.ledger, self.columns, self.precision = outside, ledger, columns, precision
-        self.data = data
+        self.data, self.n = data, n
 
     def __repr__(self) -> str:
         return f"<Owner {self.name!r} sealed>"

@@ -356,7 +356,8 @@ def _drive(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, ti
     langevin = isinstance(chain.kernel, Langevin)
     reference = isinstance(chain.kernel, ReferenceLangevin)
     cheap = (langevin and not reference) or chain.study.bounds.statistic  # no pass over the records a step
-    size = 4096 if cheap else int(np.clip(_CHUNK_TERMS // (access.rows * chains), 32, 8192))
+    size = 4096 if cheap else int(max(_CHUNK_TERMS // (access.rows * chains), 32))
+    size = min(size, access.longest)
     per_step, needed = _expected_cost(chain), 1
     numbers = chains * (1 + (len(chain.kernel.matrix) if langevin else 0))
     hard = min(limit, chain.steps + (MAX_RELEASES - chain.releases) // numbers)
@@ -614,8 +615,8 @@ def plan(
     *,
     n: int | None = None,
     domain: Mapping[str, Domain] | None = None,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
     kernel: str = "auto",
     sensitivity: Any = "certify",
     chains: int = 4,
@@ -626,14 +627,16 @@ def plan(
 ) -> Plan:
     """Plan a study: what (epsilon, delta) will buy on n records. Spends nothing and sees no data.
 
-    `owner` is what `connect` gave: the number of records and the domain then come from there. See `sample` for the other
+    `owner` is what `connect` gave: the number of records and the domain then come from there. Or a list of owners, as for
+    `sample`; of those with records in this process, n must be stated (`Owner(..., n=...)`). See `sample` for the other
     parameters.
     """
+    if owner is not None and not (hasattr(owner, "study") and hasattr(owner, "door")):
+        return _plan_list(
+            model, owner, n, domain, epsilon, delta, kernel=kernel, sensitivity=sensitivity, chains=chains, guess=guess,
+            example=example, iterations=asked_steps(None, max_iterations), pilot_share=pilot_share,
+        )  # fmt: skip
     if owner is not None:
-        if not (hasattr(owner, "study") and hasattr(owner, "door")):
-            raise InvalidInput(
-                f"a plan sees no data; give n= and domain=, or an owner from sf.connect. Got {type(owner).__name__}."
-            )
         _, study, there = owner.study(model, domain, sensitivity, kernel)
         if n not in (None, there):
             raise InvalidInput(
@@ -644,7 +647,26 @@ def plan(
         raise InvalidInput("a plan needs the number of records: n=..., or an owner from sf.connect.")
     else:
         study = make_study(model, domain, sensitivity, kernel)
+    if epsilon is None or delta is None:
+        raise InvalidInput("epsilon and delta must be given: the owner chooses the guarantee, there is no default.")
     return make_plan(
         study, n=n, epsilon=epsilon, delta=delta, kernel=kernel, chains=chains,
         guess=guess, example=example, max_iterations=max_iterations, pilot_share=pilot_share,
     )  # fmt: skip
+
+
+def _plan_list(
+    model: Any, owners: Any, n: int | None, domain: Mapping[str, Domain] | None, epsilon: float | None, delta: float | None,
+    **wishes: Any,
+) -> Plan:  # fmt: skip
+    from sfumato.consortium import Wishes, as_owners, plan_owners
+
+    parties = as_owners(owners, epsilon, delta)
+    if parties is None:
+        raise InvalidInput(
+            f"a plan sees no data; give n= and domain=, or an owner from sf.connect, or a list of owners. Got "
+            f"{type(owners).__name__}."
+        )
+    if n is not None:
+        raise InvalidInput("n is the owners' to say; leave n= out, or state it for each: sf.Owner(..., n=...).")
+    return plan_owners(model, parties, domain, Wishes(**wishes))

@@ -7,18 +7,19 @@ that is not known is an error: a misspelt `epsilon` must not be a silent default
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.studyowners import check_ledger, check_owners, needs_domain, open_ledger, open_owners
 
-TABLES = ("base", "study", "data", "domain", "guess", "sensitivity")
+TABLES = ("base", "study", "data", "owners", "domain", "guess", "sensitivity")
 DATA_KEYS = ("path", "n", "node", "certificate")
 TOKEN = "SFUMATO_TOKEN"  # noqa: S105 (a variable's name)
 """The environment variable that holds a node's token: a study file is read by others."""
-LEDGER_KEYS = ("path", "epsilon", "delta")
 SENSITIVITY_KEYS = {"certify": (), "clip": ("bound", "per_step"), "lipschitz": ("constant", "norm")}
 
 Kinds: TypeAlias = tuple[type, ...]
@@ -60,6 +61,8 @@ class StudyFile:
         The file, and the folder that relative paths start from.
     settings
         The `[study]` table.
+    data, owners
+        Where the records are: one table `[data]`, or several `[[owners]]`.
     """
 
     path: Path
@@ -70,6 +73,7 @@ class StudyFile:
     columns: dict[str, Any]
     guess: dict[str, Any] | None
     sensitivity_spec: dict[str, Any] = field(default_factory=dict)
+    owners: tuple[dict[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -78,7 +82,11 @@ class StudyFile:
 
     @property
     def data_path(self) -> Path:
-        """Where the records lie."""
+        """Where the records lie, if they lie in a file here."""
+        if "path" not in self.data:
+            raise InvalidInput(
+                f"{self.path} names no table of its own (path in [data]): its records are with their owners."
+            )
         return self.base / str(self.data["path"])
 
     @property
@@ -86,10 +94,16 @@ class StudyFile:
         """Whether the records are behind an owner's node."""
         return "node" in self.data
 
-    def source(self) -> Any:
-        """What takes the place of data: the path of a file, or the owner at a node."""
-        if not self.remote:
-            return self.data_path
+    @contextmanager
+    def source(self) -> Iterator[Any]:
+        """What takes the place of data: the path of a file, the owner at a node, or a list of owners."""
+        with ExitStack() as stack:
+            if self.owners:
+                yield open_owners(self.owners, self.base, self.columns, stack)
+            else:
+                yield self._node() if self.remote else self.data_path
+
+    def _node(self) -> Any:
         token = os.environ.get(TOKEN, "")
         if not token:
             raise InvalidInput(f"{self.data['node']} wants a token; put the one its owner gave you into {TOKEN}.")
@@ -102,7 +116,7 @@ class StudyFile:
         """Domains, built; None leaves them to the owner of a node."""
         from sfumato.domain import from_dict
 
-        if self.remote and not self.domain_specs:
+        if not self.domain_specs:  # only where nodes bring their own
             return None
         return {name: _named(f"domain.{name}", from_dict, spec) for name, spec in self.domain_specs.items()}
 
@@ -122,18 +136,7 @@ class StudyFile:
     def open_ledger(self) -> Any:
         """Open the shared ledger, or None. One that is missing is made only if its own epsilon and delta are stated."""
         given = self.settings.get("ledger")
-        if given is None:
-            return None
-        from sfumato.vault.ledger import Ledger
-
-        spec: dict[str, Any] = {"path": given} if isinstance(given, str) else given
-        path = self.base / spec["path"]
-        if not path.exists() and "epsilon" not in spec:
-            raise InvalidInput(
-                f"the ledger {path} does not exist. To make it, state the budget of all runs together: "
-                f'ledger = {{ path = "{spec["path"]}", epsilon = ..., delta = ... }}.'
-            )
-        return Ledger(path, epsilon=spec.get("epsilon"), delta=spec.get("delta"))
+        return None if given is None else open_ledger(given, self.base)
 
     def records(self) -> int:
         """Give the number of records as stated: it is public, but the file itself is opened by the vault alone."""
@@ -174,8 +177,9 @@ def read_study(path: str | Path) -> StudyFile:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} is not valid TOML: {error}. Correct that place.") from None
     _check_keys("the file", raw, TABLES)
-    remote = isinstance(raw.get("data"), dict) and "node" in raw["data"]
-    for name in ("study", "data") if remote else ("study", "data", "domain"):
+    if "data" in raw and "owners" in raw:
+        raise InvalidInput(f"{path} must have [data] or [[owners]], not both.")
+    for name in _needed(raw):
         if not isinstance(raw.get(name), dict) or not raw[name]:
             raise InvalidInput(
                 f"{path} must have a table [{name}]; see examples/01_coin/study.toml for a complete one."
@@ -187,13 +191,24 @@ def read_study(path: str | Path) -> StudyFile:
     return StudyFile(
         path=path,
         base=path.parent / base,
-        settings=_study(raw["study"]),
-        data=_data(raw["data"]),
+        settings=_study(raw["study"], promised="owners" not in raw),
+        data=_data(raw["data"]) if "data" in raw else {},
         domain_specs=specs,
         columns=columns,
         guess=_table("guess", raw.get("guess")) or None,
         sensitivity_spec=_sensitivity(_table("sensitivity", raw.get("sensitivity"))),
+        owners=check_owners(raw["owners"], raw["study"]) if "owners" in raw else (),
     )
+
+
+def _needed(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Tables that a file must have: where records live is the study's to say, unless all of them are behind nodes."""
+    if "owners" in raw:
+        listed = raw["owners"] if isinstance(raw["owners"], list) else []
+        local = needs_domain([spec for spec in listed if isinstance(spec, dict)])
+        return ("study", "domain") if local else ("study",)
+    remote = isinstance(raw.get("data"), dict) and "node" in raw["data"]
+    return ("study", "data") if remote else ("study", "data", "domain")
 
 
 def load_model(reference: str, base: Path) -> Any:
@@ -228,19 +243,17 @@ def load_model(reference: str, base: Path) -> Any:
 # -- checks, table by table -------------------------------------------------------------------------------------------
 
 
-def _study(raw: dict[str, Any]) -> dict[str, Any]:
+def _study(raw: dict[str, Any], promised: bool) -> dict[str, Any]:
     _check_keys("[study]", raw, STUDY_KEYS)
-    for needed in ("model", "epsilon", "delta"):
+    for needed in ("model", "epsilon", "delta") if promised else ("model",):
         if needed not in raw:
             raise InvalidInput(f"[study] must state {needed}; it has no default, because the owner must choose it.")
     for key, value in raw.items():
         kinds = STUDY_KEYS[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise InvalidInput(f"{key} in [study] must be {_WORDS[kinds]}, got {value!r}.")
-    if isinstance(raw.get("ledger"), dict):
-        _check_keys("ledger in [study]", raw["ledger"], LEDGER_KEYS)
-        if not isinstance(raw["ledger"].get("path"), str):
-            raise InvalidInput("ledger in [study] must have a path.")
+    if "ledger" in raw:
+        check_ledger("[study]", raw["ledger"])
     if raw.get("checkpoint") is True:
         raise InvalidInput(
             "checkpoint is on anyway, in the output folder; leave the line out, or give a path, or false."

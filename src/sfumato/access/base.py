@@ -60,6 +60,11 @@ class Access(Protocol):
         ...
 
     @property
+    def longest(self) -> int:
+        """Steps of a chunk at the most: progress, checkpoints and Ctrl-C wait for its end."""
+        ...
+
+    @property
     def left(self) -> int:
         """Quanta left."""
         ...

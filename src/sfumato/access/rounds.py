@@ -148,6 +148,11 @@ class Rounds:
         return max(door.facts.rows for door in self._doors)
 
     @property
+    def longest(self) -> int:
+        """Rounds of a chunk at the most: each waits for the slowest owner, a few milliseconds or many."""
+        return 64
+
+    @property
     def left(self) -> int:
         """Quanta left with the owner who has least."""
         return min(door.left for door in self._doors)

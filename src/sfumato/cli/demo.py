@@ -1,6 +1,8 @@
 """``sfumato demo``: a real study on real, public records, from the plan to the report."""
 
 import time
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +11,7 @@ import typer
 
 from sfumato.cli import endings
 from sfumato.cli.study import AsJson
+from sfumato.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sfumato.demo import Fit
@@ -27,15 +30,53 @@ COMPARISON = (
 )
 
 
+class Which(StrEnum):
+    """The demonstrations there are."""
+
+    HOME = "home"
+    CONSORTIUM = "consortium"
+
+
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for draws and report.")] = Path("demo-output"),
-    epsilon: Annotated[float, typer.Option("--epsilon", help="Larger: more draws, weaker promise.")] = 1.0,
+    which: Annotated[
+        Which,
+        typer.Argument(help="home: one table of 214,144 men. consortium: three owners, each behind its own node."),
+    ] = Which.HOME,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for draws and report; demo-output, or consortium in it, by default."),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            "--epsilon", help="Larger: more draws, weaker promise. By default 1; 3 for each of the consortium."
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", help="For proposals and decisions; the noise has no seed.")
     ] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", help="Steps per chain at the most; else as many as the budget buys.")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Consortium: leave the nodes and their consoles running until Ctrl-C.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show all of it on 214,144 real records: plan, private posterior beside the exact one, report. About a minute."""
+    """Show all of it on real records: plan, private posterior beside the exact one, report. About a minute."""
+    limit = {} if iterations is None else {"max_iterations": iterations}
+    if which is Which.CONSORTIUM:
+        from sfumato.cli.consortium import demonstrate
+
+        code = demonstrate(out or Path("demo-output/consortium"), epsilon, seed, limit, keep=keep, as_json=as_json)
+    elif keep:
+        raise InvalidInput("--keep leaves the consortium's nodes running, and this demo has none; leave it out.")
+    else:
+        code = _home(out or Path("demo-output"), 1.0 if epsilon is None else epsilon, seed, limit, as_json)
+    raise typer.Exit(code)
+
+
+def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as_json: bool) -> int:
     began = time.perf_counter()
     from sfumato.cli import show
 
@@ -48,7 +89,7 @@ def demo(
     from sfumato.sampler import plan as make_plan
     from sfumato.sampler import sample
 
-    data, terms = study.load(), study.terms(epsilon)
+    data, terms = study.load(), study.terms(epsilon) | limit
     planned = make_plan(study.home_ownership, n=len(data["owner"]), **terms)
     if not as_json:
         show.plan(planned, "before anything is spent; its assumptions were made knowing this public table")
@@ -57,37 +98,47 @@ def demo(
     rows, exact = posterior_rows(run), study.non_private_fit(data)
     took = time.perf_counter() - began
     if as_json:
-        endings.write_json(outputs.as_json(run, written, "demo") | _comparison(rows, exact) | {"seconds": took})
+        document = outputs.as_json(run, written, "demo") | without_privacy(rows, exact, study.LABELS)
+        endings.write_json(document | {"seconds": took})
     else:
-        _show(run, rows, exact)
+        show_coefficients(rows, exact, study.LABELS, COMPARISON)
+        show.heading("Chains")
+        show.chains(run, rows)
         show.statement(run)
         show.files(written)
         show.paragraph(f"\nDone in {took:.0f} seconds. Open {show.short(written.files['report'])} in a browser.")
-    raise typer.Exit(endings.INTERRUPTED if run.stop_reason.name == "INTERRUPTED" else endings.FINE)
+    return endings.INTERRUPTED if run.stop_reason.name == "INTERRUPTED" else endings.FINE
 
 
-def _show(run: Any, rows: "list[Row]", exact: "Fit") -> None:
+# -- the private posterior beside the one without privacy ---------------------------------------------------------------
+
+
+def show_coefficients(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str], comparison: str) -> None:
+    """Show both, coefficient by coefficient, and what the difference may be."""
     from sfumato.cli import show
 
     show.heading("Coefficients (log odds)")
-    show.console().print(_table(rows, exact))
-    show.paragraph(COMPARISON.format(expected=median(row.ess for row in rows) ** -0.5))
-    show.heading("Chains")
-    show.chains(run, rows)
+    show.console().print(_table(rows, exact, labels))
+    show.paragraph(comparison.format(expected=median(row.ess for row in rows) ** -0.5))
 
 
-def _table(rows: "list[Row]", exact: "Fit") -> Any:
+def without_privacy(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]) -> dict[str, Any]:
+    """The posterior without privacy, for JSON."""
+    paired = _paired(rows, exact, labels)
+    return {"without_privacy": [{"name": row.name, "mean": mean, "sd": sd} for row, mean, sd in paired]}
+
+
+def _table(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from sfumato.cli.show import r_hat
-    from sfumato.demo import LABELS
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("")
     for column in ("private mean", "sd", "exact mean", "sd", "off by", "ESS", "R-hat"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row, mean, sd in _paired(rows, exact):
+    for row, mean, sd in _paired(rows, exact, labels):
         figures = [
             f"{row.mean:.3f}",
             f"{row.sd:.3f}",
@@ -95,16 +146,10 @@ def _table(rows: "list[Row]", exact: "Fit") -> Any:
             f"{sd:.3f}",
             f"{abs(row.mean - mean) / sd:.1f} sd",
         ]
-        table.add_row(LABELS[row.name], *figures, f"{row.ess:.0f}", r_hat(row))
+        table.add_row(labels[row.name], *figures, f"{row.ess:.0f}", r_hat(row))
     return table
 
 
-def _paired(rows: "list[Row]", exact: "Fit") -> "list[tuple[Row, float, float]]":
-    from sfumato.demo import LABELS
-
+def _paired(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]) -> "list[tuple[Row, float, float]]":
     by_name = {row.name: row for row in rows}
-    return [(by_name[name], float(exact.mean[i]), float(exact.sd[i])) for i, name in enumerate(LABELS)]
-
-
-def _comparison(rows: "list[Row]", exact: "Fit") -> dict[str, Any]:
-    return {"without_privacy": [{"name": row.name, "mean": mean, "sd": sd} for row, mean, sd in _paired(rows, exact)]}
+    return [(by_name[name], float(exact.mean[i]), float(exact.sd[i])) for i, name in enumerate(labels)]

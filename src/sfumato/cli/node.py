@@ -58,7 +58,7 @@ def serve(
     if port is not None:
         file = msgspec.structs.replace(file, listen=msgspec.structs.replace(file.listen, port=port))
     check_listen(file.listen, dev=dev)
-    _need_extra()
+    need_extra()
     from sfumato.node.serve import serve as run
     from sfumato.node.tokens import TokenFile
 
@@ -138,7 +138,8 @@ def list_tokens(owner: OwnerPath, as_json: AsJson = False) -> None:
         typer.echo("No tokens yet.")
 
 
-def _need_extra() -> None:
+def need_extra() -> None:
+    """Say what to install where a package that a node needs is missing."""
     try:
         import fastapi  # noqa: F401
         import httptools  # noqa: F401

@@ -51,6 +51,7 @@ def as_json(run: "Run", written: Written, name: str) -> dict[str, Any]:
         "ok": True,
         "study": name,
         "stop_reason": run.stop_reason.name,
+        "stop_owner": run.stop_owner,
         "iterations": run.iterations,
         "acceptance": run.acceptance,
         "posterior": [row._asdict() for row in posterior_rows(run)],

@@ -82,8 +82,11 @@ def run(drawn: "Run", written: "Written", name: str) -> None:
     chains(drawn, rows)
     statement(drawn)
     files(written)
+    resume = f"sfumato resume {short(written.files['run'].parent)}"
     if drawn.stop_reason.name == "INTERRUPTED":
-        paragraph(f"\nInterrupted. Go on with: sfumato resume {short(written.files['run'].parent)}")
+        paragraph(f"\nInterrupted. Go on with: {resume}")
+    elif drawn.stop_reason.name == "OWNER_LOST":
+        paragraph(f"\n{drawn.stop_owner} no longer answers. When it is back, go on with: {resume}")
 
 
 def chains(drawn: "Run", rows: list[Row]) -> None:

@@ -31,14 +31,16 @@ def plan(
     from sfumato.studyfile import PLAN_OPTIONS, read_study
 
     file = read_study(study)
-    records = n if n is not None or file.remote else file.records()
+    answered = file.remote or bool(file.owners)
+    records = n if n is not None or answered else file.records()
     from sfumato.sampler import plan as make_plan
 
-    made = make_plan(
-        file.model(), file.source() if file.remote else None, n=records, domain=file.domain(),
-        epsilon=file.settings["epsilon"], delta=file.settings["delta"],
-        sensitivity=file.sensitivity(), guess=file.guess, **file.options(PLAN_OPTIONS),
-    )  # fmt: skip
+    with file.source() if answered else nullcontext() as source:
+        made = make_plan(
+            file.model(), source, n=records, domain=file.domain(), epsilon=file.settings.get("epsilon"),
+            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess,
+            **file.options(PLAN_OPTIONS),
+        )  # fmt: skip
     if as_json:
         endings.write_json({"ok": not made.weak, "study": file.name, "plan": made.to_dict()})
     else:
@@ -70,11 +72,12 @@ def run(
     options |= {"force": True} if force else {}
     from sfumato.sampler import sample
 
-    with file.open_ledger() or nullcontext() as ledger:
+    options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
+    with file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
-            out, sample, file.model(), file.source(), domain=file.domain(), epsilon=file.settings["epsilon"],
-            delta=file.settings["delta"], sensitivity=file.sensitivity(), columns=file.columns or None,
-            guess=file.guess, ledger=ledger, checkpoint=checkpoint, **options,
+            out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.get("epsilon"),
+            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess, ledger=ledger,
+            checkpoint=checkpoint, **options,
         )  # fmt: skip
     _hand_over(drawn, out, file.name, as_json)
 
@@ -104,9 +107,9 @@ def resume(
     from sfumato.sampler import resume as go_on
 
     home.mkdir(parents=True, exist_ok=True)
-    with file.open_ledger() or nullcontext() as ledger:
+    with file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
-            home, go_on, checkpoint, file.source(), model=file.model(), ledger=ledger, sensitivity=file.sensitivity()
+            home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity()
         )
     _hand_over(drawn, home, file.name, as_json)
 
@@ -169,23 +172,30 @@ def _hand_over(drawn: "Run", out: Path, name: str, as_json: bool) -> None:
 
     if drawn.iterations == 0:
         _nothing_drawn(drawn)
-    finished = drawn.stop_reason.name != "INTERRUPTED"
+    ended = drawn.stop_reason.name
+    finished = ended not in ("INTERRUPTED", "OWNER_LOST")
     written = outputs.write(drawn, out, name, finished=finished)
     if as_json:
         endings.write_json(outputs.as_json(drawn, written, name))
     else:
         show.run(drawn, written, name)
-    raise typer.Exit(endings.FINE if finished else endings.INTERRUPTED)
+    raise typer.Exit(endings.FINE if finished else endings.OWNER if ended == "OWNER_LOST" else endings.INTERRUPTED)
 
 
 def _nothing_drawn(drawn: "Run") -> None:
-    from sfumato.errors import BudgetSpent
+    from sfumato.errors import BudgetSpent, OwnerLost
 
     if drawn.stop_reason.name == "INTERRUPTED":
         typer.echo(
             "Interrupted before the first draw; the pilot is paid for and saved. Go on with `sfumato resume`.", err=True
         )
         raise typer.Exit(endings.INTERRUPTED)
+    if drawn.stop_reason.name == "OWNER_LOST":
+        raise OwnerLost(
+            f"{drawn.stop_owner!r} stopped answering before the first draw; the pilot is paid for and saved. Go on with "
+            "`sfumato resume` when it is back.",
+            owner=drawn.stop_owner,
+        )
     raise BudgetSpent(
         "a run needs budget for at least one step after its pilot, and none was left; ask for a larger epsilon, or "
         "look at `sfumato ledger show`.",

@@ -116,7 +116,7 @@ class Plan:
         """Label and value, line by line."""
         lang = self.kernel == Langevin.name
         return [
-            ("budget", f"epsilon = {self.epsilon:g}, delta = {self.delta:g} (mu = {self.mu:.4g} of the cap)"),
+            ("budget", f"epsilon = {self.epsilon:g}, delta = {self.delta:g} ({self._worth()})"),
             ("records", f"{self.n:,}"),
             ("pilot", f"{self.pilot_share:.0%} of the budget" if self.pilot_share else "none left to pay"),
             (
@@ -130,6 +130,11 @@ class Plan:
             ("rests on", "; ".join(self.assumptions)),
             *(("owner", _owner_row(owner)) for owner in self.owners),
         ]
+
+    def _worth(self) -> str:
+        if len(self.owners) > 1:
+            return f"the largest of any owner; together they are worth one owner with mu = {self.mu:.4g}"
+        return f"mu = {self.mu:.4g} of the cap"
 
     def _because(self) -> str:
         return "share of the limit: " + ", ".join(f"{name} {share:.0%}" for name, share in self.considered)

@@ -13,7 +13,7 @@ def promise(privacy: "Statement | JointStatement") -> list[str]:
     """Say what anyone in the data may rely on, in a few short paragraphs."""
     return [
         (
-            f"The numbers on this page were learnt from the records of {privacy.n:,} people. No record left the "
+            f"The numbers on this page were learnt from {privacy.n:,} records of people. No record left the "
             f"place where it is kept. What left were {privacy.releases:,} answers, each blurred by random noise "
             "before anyone saw it."
         ),
@@ -44,7 +44,7 @@ def _careless(delta: float, n: int) -> str:
     if delta * n < 1:
         return ""
     return (
-        f" A warning: delta is not below one in {n:,}, the number of people, so this promise would allow one of them to be "
+        f" A warning: delta is not below one in {n:,}, the number of records, so this promise would allow one of them to be "
         "given away entirely."
     )
 
@@ -67,7 +67,7 @@ def _scope(privacy: "Statement | JointStatement") -> str:
     if privacy.shared_ledger:
         return (
             "A ledger keeps the sum of everything that is released from these records, by this study and by others, "
-            "under a cap that was fixed in advance."
+            "under a cap that was fixed in advance. Somebody with several records among them is protected less."
         )
     return (
         "This counts this study alone. Other publications from the same records add to what can be learnt, and "

@@ -310,6 +310,11 @@ class Vault:
         return self._records.number
 
     @property
+    def longest(self) -> int:
+        """Steps of a chunk at the most: they are compiled, and even thousands take a moment."""
+        return 8192
+
+    @property
     def left(self) -> int:
         """Quanta left in the account."""
         return self._account.left

@@ -65,8 +65,8 @@ def test_a_study_file_may_name_a_node_in_place_of_data(tmp_path, monkeypatch):
     file = read_study(path)
     assert file.remote and file.domain() is None
     monkeypatch.delenv("SFUMATO_TOKEN", raising=False)
-    with pytest.raises(InvalidInput, match="SFUMATO_TOKEN"):
-        file.source()
+    with pytest.raises(InvalidInput, match="SFUMATO_TOKEN"), file.source():
+        pass
     path.write_text(STUDY + 'path = "people.csv"\n')
     with pytest.raises(InvalidInput, match="not both"):
         read_study(path)

@@ -43,18 +43,33 @@ def owners(epsilons=(1.0, 2.0, 1.0), **options):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Three owners, each with a ledger of its own, until the budgets end."""
+def watched(tmp_path_factory):
+    """Three owners, each with a ledger of its own, until the budgets end; and what was told of it on the way."""
     folder = tmp_path_factory.mktemp("ledgers")
     three = owners()
     for owner in three:
         owner.ledger = sf.Ledger(folder / f"{owner.name}.sqlite", epsilon=4.0, delta=1e-6)
-    drawn = sf.sample(coin, three, **QUIET)
+    told = []
+    drawn = sf.sample(coin, three, **QUIET | {"progress": lambda *words: told.append(words)})
     spent = {owner.name: owner.ledger.spent / QUANTA_PER_UNIT for owner in three}
     assert all(owner.ledger.verify().ok for owner in three)
     for owner in three:
         owner.ledger.close()
-    return drawn, spent
+    return drawn, spent, told
+
+
+@pytest.fixture(scope="module")
+def run(watched):
+    return watched[:2]
+
+
+def test_progress_is_told_every_few_rounds(watched):
+    drawn, _, told = watched
+    steps = [done for done, _, text in told if text == "sampling"]
+    assert steps[-1] == drawn.iterations > 200
+    assert (
+        np.max(np.diff([0, *steps])) <= 64
+    )  # also how long Ctrl-C waits, and what a crash of the analyst's side costs
 
 
 def test_the_posterior_is_that_of_all_records(run):
