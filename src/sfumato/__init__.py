@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sfumato import errors, families, kernel, paper
     from sfumato.access.remote import connect
+    from sfumato.auditor import Audit, audit
     from sfumato.bundle import Bundle, release
     from sfumato.domain import Ball, Binary, Box, Categories, Integers, Interval
     from sfumato.model import Model
@@ -26,7 +27,7 @@ __version__ = "0.1.0"
 
 # Names are imported when they are first used, so that `import sfumato` and `sfumato --help` do not wait for JAX.
 _HOME = {
-    "Bundle": "bundle", "release": "bundle", "connect": "access.remote",
+    "Audit": "auditor", "audit": "auditor", "Bundle": "bundle", "release": "bundle", "connect": "access.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
     "Model": "model", "Owner": "owner", "Plan": "planner", "RayTable": "raytable",
     "Run": "run", "StopReason": "run", "load": "run",
@@ -37,6 +38,7 @@ _HOME = {
 _MODULES = {"errors": "errors", "families": "families", "gdp": "privacy.gdp", "kernel": "kernel", "paper": "paper"}
 
 __all__ = [
+    "Audit",
     "Ball",
     "Binary",
     "Box",
@@ -55,6 +57,7 @@ __all__ = [
     "Run",
     "StopReason",
     "__version__",
+    "audit",
     "certify",
     "connect",
     "errors",

@@ -350,8 +350,13 @@ def _finish(chain: Chain, opened: Opened, terms: Mapping[str, Any], kept: Checkp
 
 
 def _drive(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick: Tick) -> StopReason:
-    """Chunk after chunk until the steps, the budget or the patience end."""
+    """Begin the chains and draw them to their end."""
     access.begin(chain.kernel, chain.plan.sigma, chain.states)
+    return draw(chain, access, limit, kept, tick)
+
+
+def draw(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick: Tick) -> StopReason:
+    """Chunk after chunk, of chains that have begun, until the steps, the budget or the patience end."""
     chains = chain.plan.chains
     langevin = isinstance(chain.kernel, Langevin)
     reference = isinstance(chain.kernel, ReferenceLangevin)
@@ -361,6 +366,7 @@ def _drive(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, ti
     per_step, needed = _expected_cost(chain), 1
     numbers = chains * (1 + (len(chain.kernel.matrix) if langevin else 0))
     hard = min(limit, chain.steps + (MAX_RELEASES - chain.releases) // numbers)
+    size = min(size, max(hard - chain.steps, 1))  # noise that is not used is thrown away
     with _interrupts() as interrupted:
         while chain.steps < hard:
             if interrupted():

@@ -73,6 +73,20 @@ def test_no_module_outside_touches_a_vaults_private_attributes(path):
             assert node.attr not in {"_records", "_kept", "_pool"}, ast.dump(node)
 
 
+def test_only_the_auditor_opens_a_vault_whose_account_can_be_exchanged():
+    users = {
+        path.relative_to(SOURCE) for path in MODULES if "sfumato.vault.stage" in imports(ast.parse(path.read_text()))
+    }
+    assert users == {Path("access/local.py"), Path("auditor/attack.py"), Path("auditor/trials.py")}
+    callers = {path.relative_to(SOURCE) for path in MODULES if "open_stage" in words(ast.parse(path.read_text()))}
+    assert callers == {Path("auditor/attack.py")}
+
+
+def test_the_audit_takes_no_data():
+    names = set(inspect.signature(sfumato.audit).parameters)
+    assert not names & {"data", "ledger", "columns", "outside", "owner"}
+
+
 def test_the_walls_tests_can_fail():
     tree = ast.parse("from sfumato.vault.records import load\nimport os\nx = os.urandom(3)\nvault._records")
     assert private_imports(tree) == {"sfumato.vault.records", "sfumato.vault.records.load"}
@@ -80,7 +94,8 @@ def test_the_walls_tests_can_fail():
 
 
 def test_public_functions_offer_no_way_to_choose_or_silence_the_noise():
-    for function in (sfumato.sampler.sample, sfumato.sampler.resume, sfumato.sampler.plan, sfumato.release):
+    public = (sfumato.sampler.sample, sfumato.sampler.resume, sfumato.sampler.plan, sfumato.release, sfumato.audit)
+    for function in public:
         names = set(inspect.signature(function).parameters)
         assert not names & {"source", "noise", "noise_seed", "rng", "key", "sigma"}
 

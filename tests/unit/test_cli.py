@@ -186,6 +186,56 @@ def test_a_person_sees_tables(finished, capsys):
     assert err == ""
 
 
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+def audited(folder):
+    """A study whose data file does not exist: an audit never looks for it."""
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("people.csv", "__pycache__"))
+    study = folder / "study.toml"
+    study.write_text(study.read_text().replace("[study]\n", '[study]\nkernel = "guided"\npilot_share = 0.0\n'))
+    return study
+
+
+def test_an_audit_of_an_honest_study(capsys, tmp_path):
+    code, answer = call_json(capsys, "audit", audited(tmp_path / "s"), "--trials", 60, "--confidence", 0.99999)
+    assert (code, answer["ok"], answer["study"]) == (0, True, "How many would say yes?")
+    found = answer["audit"]
+    assert (found["epsilon_promised"], found["kernel"], found["n"], found["chains"]) == (1.0, "guided", 20_000, 2)
+    assert found["mu_lower"] <= found["mu_promised"] and found["mu_at_stake"] > 0.9 * found["mu_promised"]
+    assert [attack["replaced"] for attack in found["attacks"]] == [1, 11]
+
+
+def test_an_audit_that_refutes_the_promise(capsys, tmp_path, monkeypatch):
+    from sfumato.vault import vault
+    from sfumato.vault.gaussian import ExactSource
+
+    class TooQuiet(ExactSource):
+        def draw(self, size):
+            return super().draw(size) // 4
+
+    monkeypatch.setattr(vault, "source_for", lambda scale, *_: TooQuiet(scale))
+    code, out, err = call(capsys, "audit", audited(tmp_path / "s"), "--trials", 120)
+    assert code == endings.REFUTED == 7 and err == ""
+    for piece in (
+        "Audit: How many would say yes?",
+        "FAILED",
+        "before the cause is found",
+        "nobody's budget",
+        "11 records replaced",
+    ):
+        assert piece in out
+
+
+def test_an_audit_asks_no_node(capsys, tmp_path):
+    study = audited(tmp_path / "s")
+    text = study.read_text()
+    start, end = text.index("[data]"), text.index("[guess]")
+    study.write_text(text[:start] + '[data]\nnode = "https://hospital:8750"\n\n' + text[end:])
+    code, answer = call_json(capsys, "audit", study)
+    assert (code, answer["code"]) == (endings.INVALID, "invalid-input") and "[domain.*]" in answer["error"]
+
+
 # -- interrupted, killed, resumed -------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from sfumato.vault.desk import Desk
 from sfumato.vault.engine import Engine, LocalEngine
 from sfumato.vault.ledger import Account, Ledger
 from sfumato.vault.noise import Source
+from sfumato.vault.stage import Stage
 from sfumato.vault.statistics import StatisticsVault, Terms, terms_for
 from sfumato.vault.vault import Vault
 
@@ -138,6 +139,13 @@ def open_vault(
             near=study.near, source=source,
         )  # fmt: skip
     return Opened(vault, account, own)
+
+
+def open_stage(
+    study: Study, table: Mapping[str, Any], *, mu: float, source: Callable[[float], Source] | None = None
+) -> Stage:
+    """Put a made-up table behind a real vault, for an audit: many runs, each with a cap of `mu` of its own."""
+    return Stage(study, table, cap_quanta(mu), source=source)
 
 
 class OpenedStatistics(NamedTuple):

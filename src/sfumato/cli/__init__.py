@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from sfumato.cli import bundle, demo, doctor, endings, ledger, node, paper, report, study
+from sfumato.cli import audit, bundle, demo, doctor, endings, ledger, node, paper, report, study
 
 EPILOG = (
     "Exit codes: 0 fine; 1 something unexpected; 2 wrong usage or invalid input; 3 the plan is too weak; 4 the budget "
     "was spent before anything could be drawn, or the ledger refuses; 5 trouble with a checkpoint or a saved file; 6 "
-    "an owner is lost, refuses, or answers nonsense; 130 interrupted (what was drawn is saved)."
+    "an owner is lost, refuses, or answers nonsense; 7 an audit refutes the promise; 130 interrupted (what was drawn is saved)."
 )
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ app.command()(report.report)
 app.command()(node.init)
 app.command()(node.serve)
 app.add_typer(node.tokens, name="token")
+app.command()(audit.audit)
 app.command()(doctor.doctor)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(paper.app, name="paper")

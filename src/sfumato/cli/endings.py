@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from sfumato import errors
 
-FINE, UNEXPECTED, INVALID, TOO_WEAK, NO_BUDGET, CHECKPOINT, OWNER, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
+FINE, UNEXPECTED, INVALID, TOO_WEAK, NO_BUDGET, CHECKPOINT, OWNER, REFUTED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 
 
 class Ending(NamedTuple):

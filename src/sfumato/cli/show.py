@@ -12,6 +12,7 @@ from rich.text import Text
 from sfumato.report.table import FAIR_R_HAT, GOOD_R_HAT, Row, posterior_rows, verdict
 
 if TYPE_CHECKING:
+    from sfumato.auditor import Audit
     from sfumato.cli.outputs import Written
     from sfumato.planner import Plan
     from sfumato.run import Run
@@ -59,6 +60,14 @@ def plan(made: "Plan", name: str) -> None:
     if made.weak:
         console().print(Text("\n  Too weak: the forecast says that the chain cannot mix.", style="bold red"))
         paragraph(advice(made))
+
+
+def audit(found: "Audit", name: str) -> None:
+    """Show what an audit found, and what to make of it."""
+    heading(f"Audit: {name}")
+    facts(found.rows())
+    style = "green" if found.passed else "bold red"
+    console().print(Padding(Text(f"\n{found.verdict}", style=style), (0, 0, 0, 2), expand=False))
 
 
 def advice(made: "Plan") -> str:

@@ -44,6 +44,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, factorial, floor
 from typing import NamedTuple
 
@@ -262,8 +263,9 @@ def _geometric(bits: Bits) -> int:
     return count
 
 
+@lru_cache(maxsize=32)
 def _envelope(scale: Fraction) -> _Envelope:
-    """Build the tables for one scale, in exact integers and 60-digit decimals."""
+    """Build the tables for one scale, in exact integers and 60-digit decimals. They are public and take milliseconds: kept."""
     shift = max(0, floor(scale / STEPS).bit_length() - 1)
     steps = scale / 2**shift
     buckets = ceil(REACH * steps)

@@ -79,8 +79,13 @@ def coordinate_ranges(question: LangevinQuestion) -> tuple[np.ndarray, np.ndarra
 
 def exact_sum(question: LangevinQuestion, domain: Mapping[str, Domain], records: Rows, precision: str) -> Array:
     """Sum over records of A' S(y), less the middle of its range, in units of gamma. Private: never leaves `vault/`."""
+    return compile_sum(question, domain, precision)(records)
+
+
+def compile_sum(question: LangevinQuestion, domain: Mapping[str, Domain], precision: str) -> Callable[[Rows], Array]:
+    """Compile `exact_sum`, for one table after another."""
     root, gamma = question.kernel.matrix, question.gamma
-    return sufficient.exact_sum(question.family, root, gamma, question.n, domain, records, precision)
+    return sufficient.compile_sum(question.family, root, gamma, question.n, domain, precision)
 
 
 def scalar_width(question: LangevinQuestion) -> Callable[[Array], Array]:

@@ -89,6 +89,13 @@ def exact_sum(
     precision: str,
 ) -> Array:
     """Sum over records of A' S(y), less the middle of its range, in units of gamma. Private: never leaves `vault/`."""
+    return compile_sum(family, root, gamma, n, domain, precision)(records)
+
+
+def compile_sum(
+    family: Family, root: np.ndarray, gamma: float, n: int, domain: Mapping[str, Domain], precision: str
+) -> Callable[[Rows], Array]:
+    """Compile `exact_sum`, for one table after another."""
     lo, hi = coordinate_ranges(family, root, gamma)
     if n * float(np.max(np.abs([lo, hi]).astype(np.float64))) > lattice.SUM_LIMIT:
         raise InvalidInput(_TOO_LARGE)
@@ -107,7 +114,7 @@ def exact_sum(
         )
 
     zero = jnp.zeros(len(middle), jnp.int64)
-    return jax.jit(lambda r: sum_over_blocks(r, BLOCK, block_sum, zero))(records)
+    return jax.jit(lambda r: sum_over_blocks(r, BLOCK, block_sum, zero))
 
 
 @dataclass(frozen=True)

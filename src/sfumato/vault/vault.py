@@ -91,6 +91,7 @@ class Vault:
         trim()
         self._pools: list[NoisePool] = []
         self._run: Callable[[State, Draw, int, int], scan.Answered] | None = None
+        self._enter: Callable[[State], Array] | None = None
         self._gamma = 0.0
         self._kept: Array = None
         self._sums: dict[str, Callable[..., Array]] = {}
@@ -131,13 +132,15 @@ class Vault:
         block = self._account.reserve(charge)
         noise = self._noise(sigma / gamma, size).draw(size)
         with jax.enable_x64(True):
-            if what not in self._sums:
+            fresh = what not in self._sums
+            if fresh:
                 self._sums[what] = moments.compile_sum(what, self._model, self._domain, self._precision)
-            point = (jnp.asarray(x, jnp.float64) for x in (theta, matrix, radius, gamma))
+            point = (np.asarray(x, np.float64) for x in (theta, matrix, radius, gamma))
             total = self._sums[what](self._records, *point)
             answer = (np.asarray(total) + noise).astype(np.float64) * gamma
         block.settle(charge)
-        trim()
+        if fresh:
+            trim()
         return answer
 
     # -- scalars: the chain ---------------------------------------------------------------------------------------
@@ -149,22 +152,29 @@ class Vault:
         trim()
         with jax.enable_x64(True):
             if isinstance(kernel, ReferenceLangevin):
-                self._begin_reference([kernel], sigma, states)
+                self._begin_reference([kernel], sigma, len(states.theta))
             elif isinstance(kernel, Langevin):
                 self._begin_langevin(kernel, sigma, len(states.theta))
             elif self._bounds.statistic and self._family is not None:
                 self._begin_scalar(self._family, kernel, sigma, len(states.theta))
             else:
-                self._begin_walk(kernel, sigma, states)
+                self._begin_walk(kernel, sigma, len(states.theta))
+            self._start_over(states)
 
     def begin_each(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
         """The same for chains that have a reference point each (with one step size and one trust region): many runs at once."""
         self.close()
         with jax.enable_x64(True):
-            self._begin_reference(kernels, sigma, states)
+            self._begin_reference(kernels, sigma, len(states.theta))
+            self._start_over(states)
 
-    def _begin_walk(self, kernel: Kernel, sigma: float, states: State) -> None:
-        chains = len(states.theta)
+    def _start_over(self, states: State) -> None:
+        """Compute anew what a chain from these states keeps of the records. Private."""
+        if self._enter is None:
+            raise RuntimeError("Vault.begin must be called before a chain can start.")
+        self._kept = self._enter(states)
+
+    def _begin_walk(self, kernel: Kernel, sigma: float, chains: int) -> None:
         gamma = lattice.choose_gamma(sigma, self.n)
         question = scan.Question(
             self._model,
@@ -180,10 +190,10 @@ class Vault:
         )
         pool = NoisePool(self._noise(sigma / gamma, 1))
         compiled = scan.compile_scan(question)
-        if question.cached:
-            self._kept = jax.jit(lambda r, t: scan.terms(question, r, t))(self._records, states.theta)
-        else:
-            self._kept = jnp.zeros((chains, 0))
+        terms = jax.jit(lambda r, t: scan.terms(question, r, t))
+
+        def enter(states: State) -> Array:
+            return terms(self._records, states.theta) if question.cached else jnp.zeros((chains, 0))
 
         def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
             size = len(draws.log_u)
@@ -193,29 +203,30 @@ class Vault:
             )
             return answered
 
-        self._run, self._pools, self._gamma = run, [pool], gamma
+        self._run, self._enter, self._pools, self._gamma = run, enter, [pool], gamma
 
     def _begin_scalar(self, family: Family, kernel: Kernel, sigma: float, chains: int) -> None:
         """Walk on a family: the sum of statistics answers, without a pass over the records."""
         question = sufficient.ScalarQuestion(family, self._model, kernel, self._bounds.range, sigma, self.n, chains)
         root, gamma = np.eye(family.size), question.gamma_sum
-        total = sufficient.exact_sum(family, root, gamma, self.n, self._domain, self._records, self._precision)
+        total = sufficient.compile_sum(family, root, gamma, self.n, self._domain, self._precision)
         pool = NoisePool(self._noise(sigma / question.gamma, 1, records=1))
         compiled = sufficient.compile_walk(question)
 
         def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
             size = len(draws.log_u)
             noise = jnp.asarray(pool.take(size * chains).reshape(size, chains))
-            return compiled(total, states, draws, noise, limit, allowance)
+            return compiled(self._kept, states, draws, noise, limit, allowance)
 
         self._run, self._pools, self._gamma = run, [pool], question.gamma
+        self._enter = lambda states: total(self._records)
 
     def _begin_langevin(self, kernel: Langevin, sigma: float, chains: int) -> None:
         if self._family is None:
             raise InvalidInput("kernel='langevin' needs an exponential family such as sf.families.Bernoulli().")
         question = langevin.LangevinQuestion(self._family, self._model, kernel, sigma, self.n, chains)
-        total = langevin.exact_sum(question, self._domain, self._records, self._precision)
-        dim = len(total)
+        total = langevin.compile_sum(question, self._domain, self._precision)
+        dim = kernel.matrix.shape[1]
         # No pass over the records a step: OpenDP's sampler would be all that one waits for.
         vectors = NoisePool(self._noise(kernel.proposal_sigma / question.gamma, dim, records=1))
         scalars = NoisePool(self._noise(sigma / question.gamma_scalar, 1, records=1))
@@ -225,30 +236,32 @@ class Vault:
             size = len(draws.log_u)
             noise = jnp.asarray(vectors.take(size * chains * dim).reshape(size, chains, dim))
             scalar_noise = jnp.asarray(scalars.take(size * chains).reshape(size, chains))
-            return compiled(total, states, draws, noise, scalar_noise, limit, allowance)
+            return compiled(self._kept, states, draws, noise, scalar_noise, limit, allowance)
 
         self._run, self._pools, self._gamma = run, [vectors, scalars], question.gamma
+        self._enter = lambda states: total(self._records)
 
-    def _begin_reference(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
+    def _begin_reference(self, kernels: list[ReferenceLangevin], sigma: float, chains: int) -> None:
         """One kernel for all chains, or one for each (of the same step and trust region)."""
-        chains, dim, kernel = len(states.theta), self._model.dim, kernels[0]
+        dim, kernel = self._model.dim, kernels[0]
         question = reference.ReferenceQuestion(
             self._model, self._domain, self._near, kernel.step, kernel.trust, sigma, self.n, self.rows, chains,
             self._precision,
         )  # fmt: skip
         point = reference.point_at(question, kernels)
-        rows = self._records
-        at = point.centre, point.matrix, point.low, point.high
-        totals = jax.jit(lambda r, p: jax.lax.map(lambda q: reference.exact_total(question, r, *q), p))(rows, at)
-        gradients, self._kept = jnp.zeros((0, dim)), jnp.zeros((chains, 0))
-        if question.cached:
-            one = len(kernels) == 1
-            centres = point.centre[:1] if one else point.centre
-            each = jax.jit(lambda r, c: jax.lax.map(lambda t: reference.all_gradients(question, r, t), c))(
-                rows, centres
-            )
-            gradients = each[0] if one else each
-            self._kept = jax.jit(jax.vmap(lambda r, t: reference.terms(question, r, t), (None, 0)))(rows, states.theta)
+        at, one = (point.centre, point.matrix, point.low, point.high), len(kernels) == 1
+        sums = jax.jit(lambda r, p: jax.lax.map(lambda q: reference.exact_total(question, r, *q), p))
+        slopes = jax.jit(lambda r, c: jax.lax.map(lambda t: reference.all_gradients(question, r, t), c))
+        terms = jax.jit(jax.vmap(lambda r, t: reference.terms(question, r, t), (None, 0)))
+
+        def enter(states: State) -> Array:
+            rows = self._records
+            gradients, kept = jnp.zeros((0, dim)), jnp.zeros((chains, 0))
+            if question.cached:
+                each = slopes(rows, point.centre[:1] if one else point.centre)
+                gradients, kept = each[0] if one else each, terms(rows, states.theta)
+            return sums(rows, at), gradients, kept
+
         vectors = NoisePool(self._noise(question.proposal_sigma / question.gamma, dim + 1))
         scalars = NoisePool(self._noise(sigma / question.gamma_scalar, dim + 1))
         compiled = reference.compile_reference(question)
@@ -257,12 +270,14 @@ class Vault:
             size = len(draws.log_u)
             noise = jnp.asarray(vectors.take(size * chains * dim).reshape(size, chains, dim))
             scalar_noise = jnp.asarray(scalars.take(size * chains).reshape(size, chains))
-            answered, self._kept = compiled(
-                rows, point, totals, gradients, states, self._kept, draws, noise, scalar_noise, limit, allowance
+            totals, gradients, kept = self._kept
+            answered, kept = compiled(
+                self._records, point, totals, gradients, states, kept, draws, noise, scalar_noise, limit, allowance
             )
+            self._kept = totals, gradients, kept
             return answered
 
-        self._run, self._pools, self._gamma = run, [vectors, scalars], question.gamma
+        self._run, self._enter, self._pools, self._gamma = run, enter, [vectors, scalars], question.gamma
 
     def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Chunk:
         """Take up to `limit` steps of every chain.
@@ -323,7 +338,7 @@ class Vault:
         """Stop drawing noise and forget what was kept."""
         for pool in self._pools:
             pool.close()
-        self._pools, self._run, self._kept = [], None, None
+        self._pools, self._run, self._enter, self._kept = [], None, None, None
 
     def _noise(self, scale: float, coordinates: int, records: int | None = None) -> Source:
         """The source for a query that evaluates so many rows (all of them by default)."""

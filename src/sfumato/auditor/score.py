@@ -1,0 +1,109 @@
+r"""How much a run's transcript speaks for one table over another: the log-likelihood ratio.
+
+Every released number is Gaussian around a mean that the auditor knows for both tables, so the best test there is (Neyman and
+Pearson) compares
+
+.. math:: \Lambda = \sum_t \frac{(a_t - \tfrac12(m_t + m'_t))(m'_t - m_t)}{\sigma_t^2}
+
+with a threshold. The sum of :math:`(m'_t - m_t)^2/\sigma_t^2` is what the run had at stake: for one replaced record it is at
+most the squared mu that was charged, run by run, if every charge is right.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sfumato.access.questions import Release
+from sfumato.auditor.cast import Cast
+from sfumato.auditor.terms import Terms
+from sfumato.auditor.trials import Released
+from sfumato.kernel import Kernel, Langevin, ReferenceLangevin
+
+
+class Digest(NamedTuple):
+    """Every number that the runs on one table released, with what it is made of.
+
+    Attributes
+    ----------
+    run, answer, sigma
+        Which run it is of, the number itself, its noise.
+    crowd, one, other
+        What the crowd adds to its mean; what one record of the two adds, and the other.
+    """
+
+    run: np.ndarray
+    answer: np.ndarray
+    sigma: np.ndarray
+    crowd: np.ndarray
+    one: np.ndarray
+    other: np.ndarray
+
+
+class Scores(NamedTuple):
+    """Log-likelihood ratios, one kind a row, and what was at stake by the first kind: run by run."""
+
+    log_ratio: np.ndarray
+    at_stake: np.ndarray
+
+
+class Digester:
+    """Turns what was released into digests; compiled once for all tables.
+
+    Parameters
+    ----------
+    terms, cast
+        What records add to answers; which records there are.
+    pilot
+        The pilot's questions.
+    kernel, sigma
+        The kernel, and the noise of a step's scalar.
+    """
+
+    def __init__(self, terms: Terms, cast: Cast, pilot: list[Release], kernel: Kernel | Langevin, sigma: float) -> None:
+        self._terms, self._cast, self._sigma = terms, cast, sigma
+        self._first_sigma = kernel.proposal_sigma if isinstance(kernel, Langevin) else 1.0
+        # The second query of Langevin around a reference point holds a gradient, which may be anything at a kink; the vault
+        # clamps it to a range that is known here by its width alone.
+        self._enforced = isinstance(kernel, ReferenceLangevin)
+        self._pilot = [(question.sigma, terms.pilot(question, cast.people)) for question in pilot]
+        self._first = terms.first(cast.people)
+
+    def digest(self, released: Released) -> Digest:
+        """Take up everything that runs on one table released."""
+        parts = [
+            self._vectors(np.arange(len(answers)), answers, sigma, terms)
+            for (sigma, terms), answers in zip(self._pilot, released.pilot, strict=True)
+        ]
+        parts.append(self._vectors(released.first_run, released.first, self._first_sigma, self._first))
+        asked = np.isfinite(released.d_n_noisy)
+        step = self._terms.step(self._cast.people, released.theta[asked], released.theta_prop[asked])
+        steps = self._scalars(released.run[asked], released.d_n_noisy[asked], self._sigma, step)
+        if self._enforced:
+            width = released.sensitivity[asked]
+            steps = steps._replace(other=steps.one + np.clip(steps.other - steps.one, -width, width))
+        parts.append(steps)
+        return Digest(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _vectors(self, run: np.ndarray, answers: np.ndarray, sigma: float, terms: np.ndarray) -> Digest:
+        """Vectors with the same mean in every run: answers (run, k), terms (record, k)."""
+        size = terms.shape[1]
+        return self._scalars(np.repeat(run, size), answers.reshape(-1), sigma, np.tile(terms.T, (len(run), 1)))
+
+    def _scalars(self, run: np.ndarray, answers: np.ndarray, sigma: float, terms: np.ndarray) -> Digest:
+        """Numbers with a mean each: terms (number, record)."""
+        size = len(self._cast.counts)
+        crowd = terms[:, :size] @ self._cast.counts
+        return Digest(run, answers, np.full(len(run), sigma), crowd, terms[:, size], terms[:, size + 1])
+
+
+def score(digests: list[Digest], cast: Cast, replaced: int, runs: int) -> Scores:
+    """Compare the table in which nothing is exchanged with that in which `replaced` rows are; one kind a digest."""
+    each = [_score(digest, cast, replaced, runs) for digest in digests]
+    return Scores(np.stack([scores.log_ratio for scores in each]), each[0].at_stake)
+
+
+def _score(digest: Digest, cast: Cast, replaced: int, runs: int) -> Scores:
+    moved = replaced * (digest.other - digest.one) / digest.sigma
+    middle = digest.crowd + (cast.replaced - replaced) * digest.one + replaced * (digest.one + digest.other) / 2
+    surprise = (digest.answer - middle) / digest.sigma
+    return Scores(*(np.bincount(digest.run, values, minlength=runs) for values in (surprise * moved, moved**2)))

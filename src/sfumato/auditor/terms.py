@@ -1,0 +1,125 @@
+"""What one record adds to each answer: the auditor's own arithmetic.
+
+Every answer of a vault is a sum over records plus Gaussian noise, so whoever made the records up knows its mean under any
+table. The terms are evaluated here in plain float64 from the model itself, not by the vault's functions: a mistake in those
+cannot hide itself. Nothing here decides whether an audit is valid (any statistic is); it decides how sharp it is.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.access.questions import Release
+from sfumato.kernel import Kernel, Langevin, ReferenceLangevin
+from sfumato.model.derivatives import vector_function
+from sfumato.planner.synthetic import Batch
+from sfumato.study import Study
+
+Array: TypeAlias = Any
+
+FEW, MANY = 8, 1024
+"""Pairs of parameters that are evaluated at a time: always as many, so that nothing is compiled twice."""
+
+
+class Terms:
+    """Terms of one study under one kernel. All public: the records are made up.
+
+    Parameters
+    ----------
+    study, kernel, n
+        What is asked, and of how many records.
+    clamped
+        Whether a walk's terms are cut to the range that the study states, as the vault does; False is what they would be in a
+        vault that forgot to.
+    """
+
+    def __init__(self, study: Study, kernel: Kernel | Langevin, n: int, *, clamped: bool = True) -> None:
+        self._study, self._kernel, self._n = study, kernel, n
+        self._clamped = clamped and not study.bounds.proven  # a proven range cuts nothing
+
+    def pilot(self, question: Release, batch: Batch) -> np.ndarray:
+        """Vectors of a pilot's question, shortened to its radius: shape (record, k)."""
+        with jax.enable_x64(True):
+            point = jnp.asarray(question.theta), jnp.asarray(question.matrix)
+            values = np.asarray(self._vectors[question.what](*point, batch))
+        values = np.where(np.isfinite(values).all(axis=1, keepdims=True), values, 0.0)
+        length = np.linalg.norm(values, axis=1, keepdims=True)
+        return values * np.minimum(1.0, question.radius / np.maximum(length, 1e-300))
+
+    def first(self, batch: Batch) -> np.ndarray:
+        """Vectors of Langevin's first query, the same at every step: (record, d); a walk has none: (record, 0)."""
+        with jax.enable_x64(True):
+            return np.clip(np.asarray(self._firsts(batch), dtype=np.float64), *self._coordinates)
+
+    def step(self, batch: Batch, theta: np.ndarray, theta_prop: np.ndarray) -> np.ndarray:
+        """Scalars of the last query of steps, one pair of parameters a row: shape (pair, record)."""
+        size = FEW if len(theta) <= FEW else MANY
+        out = [np.zeros((0, len(next(iter(batch.values())))))]
+        with jax.enable_x64(True):
+            for start in range(0, len(theta), size):
+                pair = [_padded(part[start : start + size], size) for part in (theta, theta_prop)]
+                out.append(np.asarray(self._steps(batch, *pair))[: len(theta) - start])
+        return np.concatenate(out)
+
+    # -- compiled -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _vectors(self) -> dict[str, Callable[..., Array]]:
+        def vectors(what: str) -> Callable[..., Array]:
+            model = self._study.model
+            return jax.jit(lambda theta, matrix, batch: jax.vmap(vector_function(what, model, theta, matrix))(batch))
+
+        return {what: vectors(what) for what in ("gradient", "information")}
+
+    @cached_property
+    def _coordinates(self) -> tuple[Any, Any]:
+        """What the vault clamps each coordinate of a first answer to: gradients may be anything where a term has a kink."""
+        kernel, near = self._kernel, self._study.near
+        if not isinstance(kernel, ReferenceLangevin) or near is None:
+            return -np.inf, np.inf
+        gradients = near.at(kernel.centre, kernel.matrix).gradients
+        return gradients.low, gradients.high
+
+    @cached_property
+    def _firsts(self) -> Callable[[Batch], Array]:
+        kernel, family = self._kernel, self._study.family
+        if isinstance(kernel, ReferenceLangevin):
+            centre, matrix = jnp.asarray(kernel.centre), jnp.asarray(kernel.matrix)
+            return jax.jit(jax.vmap(vector_function("gradient", self._study.model, centre, matrix)))
+        if isinstance(kernel, Langevin) and family is not None:
+            statistic, matrix = family.statistic, jnp.asarray(kernel.matrix)
+            return jax.jit(jax.vmap(lambda record: statistic(record).astype(jnp.float64) @ matrix))
+        return lambda batch: np.zeros((len(next(iter(batch.values()))), 0))
+
+    @cached_property
+    def _steps(self) -> Callable[[Batch, Array, Array], Array]:
+        return jax.jit(jax.vmap(self._scalars(), (None, 0, 0)))
+
+    def _scalars(self) -> Callable[[Batch, Array, Array], Array]:
+        """Function of records and one pair of parameters."""
+        kernel, bounds = self._kernel, self._study.bounds
+        likelihood = jax.vmap(self._study.model.log_likelihood, (None, 0))
+        gradient = jax.vmap(jax.grad(self._study.model.log_likelihood), (None, 0))
+
+        def second_order(batch: Batch, theta: Array, theta_prop: Array) -> Array:
+            along = gradient(jnp.asarray(kernel.centre), batch) @ kernel.turn(theta, theta_prop).direction  # type: ignore[union-attr]
+            return likelihood(theta_prop, batch) - likelihood(theta, batch) - along
+
+        def linear(batch: Batch, theta: Array, theta_prop: Array) -> Array:
+            return -(self._firsts(batch) @ kernel.turn(theta, theta_prop).direction)  # type: ignore[union-attr]
+
+        def ratio(batch: Batch, theta: Array, theta_prop: Array) -> Array:
+            change = likelihood(theta_prop, batch) - likelihood(theta, batch)
+            return jnp.clip(change, *bounds.range_for(self._n)(theta, theta_prop)) if self._clamped else change
+
+        if isinstance(kernel, ReferenceLangevin):
+            return second_order
+        return linear if isinstance(kernel, Langevin) else ratio
+
+
+def _padded(rows: np.ndarray, size: int) -> np.ndarray:
+    return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])

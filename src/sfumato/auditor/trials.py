@@ -1,0 +1,175 @@
+"""Runs on made-up tables, one after another: the real path, from the pilot's questions to the last step that can be paid.
+
+The first run is an ordinary one: plan, pilot, plan again. All others ask the same questions of the pilot (planning again after
+every pilot would compile anew for every run) and then sample with the same kernel, each until its own account is empty. That
+is no loss: the promise is for all questions, also for those that somebody else thought of.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato import sampler
+from sfumato.access.local import Opened
+from sfumato.access.questions import Release
+from sfumato.auditor.terms import Terms
+from sfumato.kernel import Langevin, PublicStream, RandomWalk
+from sfumato.planner import Plan
+from sfumato.planner.synthetic import Batch
+from sfumato.run import StopReason
+from sfumato.study import Study
+from sfumato.vault.stage import Stage
+
+STEPS = 16
+"""Steps a run is planned for: the fewer, the cheaper an audit; the last step that does not fit is what it cannot see."""
+MOST_STEPS = 8 * STEPS
+
+
+class Released(NamedTuple):
+    """All that the runs on one table released, steps of all runs one after another. Public.
+
+    Attributes
+    ----------
+    pilot
+        Answers to each of the pilot's questions: (run, k).
+    run, theta, theta_prop, d_n_noisy, sensitivity
+        Of each step of each chain: which run it is of, the pair, the answer (NaN: not asked), the width charged.
+    first_run, first
+        The same for Langevin's first queries, whose answers are vectors.
+    """
+
+    pilot: list[np.ndarray]
+    run: np.ndarray
+    theta: np.ndarray
+    theta_prop: np.ndarray
+    d_n_noisy: np.ndarray
+    sensitivity: np.ndarray
+    first_run: np.ndarray
+    first: np.ndarray
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What the first run settled for all others: the plan, the pilot's questions, the chains before their first step."""
+
+    plan: Plan
+    pilot: list[Release]
+    chain: sampler.Chain
+    terms: Terms
+
+
+def rehearse(study: Study, plan: Plan, stage: Stage, pool: Batch, seed: int | None) -> Rehearsed:
+    """Make the first run, up to its chain.
+
+    Parameters
+    ----------
+    stage
+        The vault, with a made-up table in it.
+    pool
+        Made-up records among which the worst two are looked for.
+    """
+    opened = Opened(stage, stage.open_account(), None)
+    plan, pilot = sampler._pilot(study, plan, opened, plan.pilot_share, plan.kernel, STEPS, _silent)
+    plan = aim(study, plan, pool)
+    chain = sampler._start(study, plan, PublicStream(seed, plan.chains), pilot)
+    stage.begin(chain.kernel, plan.sigma, chain.states)
+    return Rehearsed(plan, list(stage.asked), chain, Terms(study, chain.kernel, plan.n))
+
+
+def aim(study: Study, plan: Plan, pool: Batch) -> Plan:
+    """Let a walk move along one direction only: the one in which two records differ by the largest share of the width.
+
+    One pair of records cannot be the worst one in all directions. An analyst may choose the questions; so may the auditor.
+    """
+    dim = len(plan.matrix)
+    if plan.kernel == Langevin.name or dim == 1:
+        return plan
+    kernel, here = plan.build_kernel(), np.tile(plan.picture.centre, (dim, 1))
+    there = here + plan.step * plan.matrix.T
+    change = Terms(study, kernel, plan.n).step(pool, here, there)
+    change = np.where(np.isfinite(change), change, np.nan)
+    with jax.enable_x64(True):
+        ranges = jax.jit(jax.vmap(study.bounds.range_for(plan.n)))(jnp.asarray(here), jnp.asarray(there))
+        low, high = (np.asarray(end) for end in ranges)
+    seen = (np.nanmax(change, axis=1) - np.nanmin(change, axis=1)) / np.maximum(high - low, 1e-300)
+    column = plan.matrix[:, int(np.nanargmax(seen))]
+    scale = dim**-0.5 if plan.kernel == RandomWalk.name else 1.0  # its step is a combination of all columns
+    return replace(plan, matrix=np.repeat(scale * column[:, None], dim, axis=1))
+
+
+def typical(rehearsed: Rehearsed) -> Callable[[Batch], np.ndarray]:
+    """Function of records to what they add to the answers of a typical run, in units of the noise: (record, feature)."""
+    plan, terms, kernel = rehearsed.plan, rehearsed.terms, rehearsed.chain.kernel
+    answers = plan.iterations * plan.chains
+
+    def features(batch: Batch) -> np.ndarray:
+        parts = [terms.pilot(question, batch) / question.sigma for question in rehearsed.pilot]
+        if isinstance(kernel, Langevin):
+            parts.append(terms.first(batch) / kernel.proposal_sigma * answers**0.5)
+        else:
+            places = plan.picture.centre + np.linspace(-1, 1, 3)[:, None] * plan.matrix[:, 0]
+            change = terms.step(batch, places, places + plan.step * plan.matrix[:, 0])
+            parts.append(change.T / plan.sigma * (answers / len(places)) ** 0.5)
+        return np.concatenate(parts, axis=1)
+
+    return features
+
+
+def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callable[[int], None]) -> Released:
+    """Run the study, once for every number, on the table that is behind the wall: each run with an account of its own.
+
+    The number also gives a run its own public randomness: runs are independent of each other.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If the user asked to stop.
+    """
+    pilot: list[list[np.ndarray]] = [[] for _ in rehearsed.pilot]
+    steps, firsts = [], []
+    for trial, number in enumerate(numbers):
+        stage.open_account()
+        for answers, question in zip(pilot, rehearsed.pilot, strict=True):
+            theta, matrix = np.array(question.theta), np.array(question.matrix)
+            answers.append(stage.release(question.what, theta, matrix, question.radius, question.sigma))
+        stream = PublicStream(rehearsed.chain.stream.seed + 1 + number, rehearsed.plan.chains)
+        chain = replace(rehearsed.chain, stream=stream, parts=[], steps=0, spent=0)
+        stage.again(chain.states)
+        if sampler.draw(chain, stage, MOST_STEPS, None, _silent) is StopReason.INTERRUPTED:
+            raise KeyboardInterrupt
+        steps.append(_steps(trial, chain, rehearsed.chain))
+        firsts.append(_firsts(trial, chain))
+        tick(number + 1)
+    joined = [np.concatenate(parts) for parts in (*zip(*steps, strict=True), *zip(*firsts, strict=True))]
+    return Released([np.array(answers) for answers in pilot], *joined)
+
+
+def _steps(trial: int, chain: sampler.Chain, before: sampler.Chain) -> tuple[np.ndarray, ...]:
+    """Pairs and answers of one run, chains one after another within a step."""
+    dim, start = chain.study.model.dim, np.asarray(before.states.theta)
+    names = ("theta", "theta_prop", "d_n_noisy", "sensitivity")
+    theta, theta_prop, d_n_noisy, widths = (_joined(chain, name) for name in names)
+    here = np.concatenate([start[None], theta.reshape(-1, *start.shape)])[:-1]  # what is kept is theta after the step
+    pairs = here.reshape(-1, dim), theta_prop.reshape(-1, dim)
+    return np.full(d_n_noisy.size, trial), *pairs, d_n_noisy.reshape(-1), widths.reshape(-1)
+
+
+def _firsts(trial: int, chain: sampler.Chain) -> tuple[np.ndarray, np.ndarray]:
+    """Answers to the first queries of one run, with that of a step whose second query could not be paid any more."""
+    if not isinstance(chain.kernel, Langevin):
+        return np.zeros(0, int), np.zeros((0, 0))
+    dim, pending = len(chain.kernel.matrix), np.asarray(chain.states.pending)
+    answers = np.concatenate([_joined(chain, "t_noisy").reshape(-1, dim), pending[np.isfinite(pending).all(axis=1)]])
+    return np.full(len(answers), trial), answers
+
+
+def _joined(chain: sampler.Chain, name: str) -> np.ndarray:
+    return np.concatenate([part[name] for part in chain.parts]) if chain.parts else np.zeros(0)
+
+
+def _silent(done: int, total: int, text: str) -> None:
+    """Nobody watches a single run."""

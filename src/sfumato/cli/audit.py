@@ -1,0 +1,58 @@
+"""``sfumato audit``: attack the promise of a study on made-up records."""
+
+from typing import Annotated, Any
+
+import typer
+
+from sfumato.cli import endings
+from sfumato.cli.study import AsJson, StudyPath
+from sfumato.errors import InvalidInput
+
+OPTIONS = ("kernel", "chains", "pilot_share")
+
+
+def audit(
+    study: StudyPath,
+    trials: Annotated[
+        int, typer.Option("--trials", help="Runs on each made-up table; more make the bound sharper.")
+    ] = 1000,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of the bound.")] = 0.99,
+    n: Annotated[
+        int | None, typer.Option("--n", help="Records, if the study does not say; 20 000 are made up at most.")
+    ] = None,
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", help="Attack this kernel, not the one the study would use.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="For proposals and decisions; the noise has no seed.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack the promise of a study on made-up records and report a lower bound on the epsilon it really has.
+
+    Spends nobody's budget and never opens the study's data. Exit code 7 if the promise is refuted.
+    """
+    from sfumato.studyfile import read_study
+
+    file = read_study(study)
+    domain = file.domain()
+    if domain is None:
+        raise InvalidInput(
+            "an audit asks no node, and this study leaves the domain to its node; state it in [domain.*] tables."
+        )
+    options: dict[str, Any] = file.options(OPTIONS)
+    given = {"n": file.data.get("n") if n is None else n, "kernel": kernel}
+    options |= {name: value for name, value in given.items() if value is not None}
+    from sfumato.auditor import audit as attack
+
+    found = attack(
+        file.model(), domain, epsilon=file.settings["epsilon"], delta=file.settings["delta"],
+        sensitivity=file.sensitivity(), guess=file.guess, trials=trials, confidence=confidence, seed=seed, **options,
+    )  # fmt: skip
+    if as_json:
+        endings.write_json({"ok": found.passed, "study": file.name, "audit": found.to_dict()})
+    else:
+        from sfumato.cli import show
+
+        show.audit(found, file.name)
+    raise typer.Exit(endings.FINE if found.passed else endings.REFUTED)
