@@ -21,7 +21,7 @@ from sfumato.node.tokens import TokenFile
 
 N = 3000
 OWNER = """
-name = "St Elsewhere"
+name = "{name}"
 log = "node.log"
 
 [data]
@@ -70,15 +70,16 @@ def free_port() -> int:
 
 
 def prepare(
-    folder: Path, *, limits: str = "", budgets: str = "", total: float = 8.0, values=YES, studies=("coin", "bern")
-) -> dict[str, str]:
+    folder: Path, *, limits: str = "", budgets: str = "", total: float = 8.0, values=YES, studies=("coin", "bern"),
+    name: str = "St Elsewhere",
+) -> dict[str, str]:  # fmt: skip
     """Write an owner's folder; return its tokens: alice and bob are analysts."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = "\n".join(f"{i},{v}" for i, v in enumerate(values))
     (folder / "people.csv").write_text(f"person,said_yes\n{rows}\n")
     (folder / "model.py").write_text(MODEL)
     tables = "\n".join(f'[studies.{name}]\nmodel = "model.py:{name}"' for name in studies)
-    text = OWNER.format(port=free_port(), limits=limits, budgets=budgets, total=total, studies=tables)
+    text = OWNER.format(port=free_port(), limits=limits, budgets=budgets, total=total, studies=tables, name=name)
     (folder / "owner.toml").write_text(text)
     book = TokenFile(folder / "tokens.json")
     return {

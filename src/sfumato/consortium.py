@@ -48,6 +48,9 @@ from sfumato.run import Run, StopReason
 from sfumato.study import Study, make_study
 from sfumato.vault.ledger import Ledger
 
+TABLE = "table"
+"""What a table in shards is called where it is the only owner."""
+
 
 @dataclass(frozen=True)
 class Wishes:
@@ -84,6 +87,14 @@ class Local:
     def n(self) -> int | None:
         """Number of records, if it was told: nothing is opened to find out."""
         return self.owner.n
+
+    def settings(self) -> dict[str, Any]:
+        """How the records are read, and whether a ledger of the owner's guards them: a run goes on as it began."""
+        owner = self.owner
+        return {
+            "outside": owner.outside, "precision": owner.precision, "own_ledger": owner.ledger is None,
+            "columns": {k: raw if isinstance(raw, str) else list(raw) for k, raw in (owner.columns or {}).items()},
+        }  # fmt: skip
 
     def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
         """The study of this owner's records."""
@@ -144,8 +155,8 @@ def as_owners(
 ) -> list[Local | Remote | Bundle] | None:
     """Owners, if that is what the data are: one, or a list with at least one who answers live."""
     if isinstance(data, RayTable):
-        data = Owner(data, name="table", outside=outside, ledger=ledger, columns=columns, precision=precision)
-        return [Local(data, *_promised("table", epsilon, delta))]
+        data = Owner(data, name=TABLE, outside=outside, ledger=ledger, columns=columns, precision=precision)
+        return [Local(data, *_promised(TABLE, *(promises or {}).get(TABLE, (epsilon, delta))))]
     items = list(data) if isinstance(data, list | tuple) else [data]
     if not any(_is_live(item) for item in items):
         return None
@@ -253,6 +264,7 @@ def sample_owners(
     terms["bundles"] = _bundle_terms(parties, share)
     terms["sizes"] = {}
     terms["promises"] = {p.name: [p.epsilon, p.delta] for p in parties if not isinstance(p, Bundle)}
+    terms["tables"] = {p.name: p.settings() for p in parties if isinstance(p, Local)}
     with ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
         if kept is not None:
             kept.create(terms | {"owners": [party_name(party) for party in parties]})
@@ -340,7 +352,9 @@ def resume_owners(
             f"{kept.folder} stopped before the pilot was done: there is no chain to go on with. Start a new run; what the "
             "pilot spent stays in the owners' ledgers."
         )
-    found = as_owners(data, None, None, ledger, promises=terms["promises"])
+    settings = dict(terms["tables"].get(TABLE, {})) if isinstance(data, RayTable) else {}
+    settings.pop("own_ledger", None)
+    found = as_owners(data, None, None, ledger, promises=terms["promises"], **settings)
     if found is None:
         raise InvalidInput("this run was started over owners; pass the same list of them.")
     names = [party_name(party) for party in found]
@@ -349,6 +363,12 @@ def resume_owners(
             f"a run goes on with the owners it was started with, {', '.join(terms['owners'])}, in that order; got "
             f"{', '.join(names)}."
         )
+    for party in found:
+        if isinstance(party, Local) and party.settings() != terms["tables"][party.name]:
+            raise InvalidInput(
+                f"a run goes on with the ledger and the settings it was started with, and those of {party.name!r} differ: pass "
+                "the same ledger=, outside=, columns= and precision=."
+            )
     domain = {name: from_dict(spec) for name, spec in terms["domain"].items()}
     model = model if model is not None else sampler._find_model(terms)
     studies = _studies(model, found, domain, sensitivity, terms["kernel"])
@@ -583,7 +603,8 @@ def _cost(chain: sampler.Chain, table: Table, transcript: Mapping[str, np.ndarra
     party, share = table.parties[i], table.rounds.shares[i]
     if isinstance(party, Bundle):
         return np.full_like(transcript["sigma"], party.sensitivity**2 / party.xi)
-    return (transcript["widths"][..., i] / chain.plan.sigma) ** 2 / share + sampler._first_cost(chain) / share
+    first = sampler.first_cost(chain.kernel, table.studies[i])
+    return ((transcript["widths"][..., i] / chain.plan.sigma) ** 2 + first) / share
 
 
 def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement:

@@ -459,7 +459,7 @@ def _wrap(chain: Chain, terms: Mapping[str, Any], opened: Opened, reason: StopRe
     bounds, plan = chain.study.bounds, chain.plan
     transcript = join_parts(chain)
     transcript["sigma"] = np.full_like(transcript["d_n_noisy"], plan.sigma)
-    transcript["mu_squared"] = (transcript["sensitivity"] / plan.sigma) ** 2 + _first_cost(chain)
+    transcript["mu_squared"] = (transcript["sensitivity"] / plan.sigma) ** 2 + first_cost(chain.kernel, chain.study)
     statement = Statement(
         epsilon=terms["epsilon"],
         delta=terms["delta"],
@@ -519,9 +519,8 @@ def make_run(
     )
 
 
-def _first_cost(chain: Chain) -> float:
-    """Mu squared of the first query of a Langevin step; walks have none."""
-    kernel, study = chain.kernel, chain.study
+def first_cost(kernel: Kernel | Langevin, study: Study) -> float:
+    """Mu squared of the first query of a Langevin step, if one owner adds all of its noise; walks have none."""
     if isinstance(kernel, ReferenceLangevin) and study.near is not None:
         return (study.near.at(kernel.centre, kernel.matrix).gradients.diameter / kernel.proposal_sigma) ** 2
     if not isinstance(kernel, Langevin) or study.family is None:

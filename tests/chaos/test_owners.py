@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from chaos.test_node import Zygote
+from node_helpers import load, prepare
+from sfumato.access import rounds
+from sfumato.access.remote import RemoteDoor, connect
 from sfumato.checkpoint import Checkpoint
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 
@@ -55,6 +60,62 @@ SCRIPT = textwrap.dedent(
 @pytest.fixture(autouse=True)
 def private_state(tmp_path, monkeypatch):
     monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+
+
+def test_a_node_that_is_killed_and_started_again_costs_no_overspend_and_the_run_finishes(tmp_path, monkeypatch):
+    """One owner in this process, one node. Killed once with an impatient client, once with a patient one."""
+    folder, steps = tmp_path / "node", 150
+    tokens = prepare(folder, studies=("bern",), name="Cedar")
+    family, zygote = load(folder, "bern"), Zygote(folder)
+    settings = {"kernel": "langevin", "chains": 2, "seed": 3, "force": True, "pilot_share": 0.0, "guess": {"p": 0.3}}
+    monkeypatch.setattr(rounds, "PAUSE", 0.01)
+    real, strikes = RemoteDoor.ask, {}
+
+    def ask(door, query_id, question):
+        if (strike := strikes.pop(query_id.partition("/")[2], None)) is not None:
+            strike()
+        return real(door, query_id, question)
+
+    def kill_and_start_again():
+        zygote.kill()
+        threading.Timer(1.0, zygote.start).start()
+
+    def parties(patience):
+        amber = {"y": (np.arange(20_000) % 10 < 3).astype(int)}
+        there = connect(zygote.url, token=tokens["alice"], patience=60.0)
+        there._line.patience = patience
+        return [
+            sf.Owner(amber, name="Amber", epsilon=4.0, delta=1e-6),
+            sf.Owner(there, name="Cedar", epsilon=4.0, delta=1e-6),
+        ]
+
+    monkeypatch.setattr(RemoteDoor, "ask", ask)
+    try:
+        zygote.start()
+        strikes["40/correction"] = zygote.kill
+        part = sf.sample(
+            family, parties(0.2), max_iterations=steps, checkpoint=tmp_path / "run", progress=False, **settings
+        )
+        assert (part.stop_reason, part.stop_owner, part.iterations) == (sf.StopReason.OWNER_LOST, "Cedar", 40)
+        zygote.start()
+        strikes["90/statistic"] = kill_and_start_again
+        whole = sf.resume(tmp_path / "run", parties(120.0), model=family)
+        assert not strikes
+    finally:
+        zygote.kill(signal.SIGTERM)
+        zygote.close()
+    # The plan uses the whole budget, and each death forfeits what was left of a block: the last steps may be missing.
+    ending = whole.stop_reason, whole.stop_owner
+    assert ending in ((sf.StopReason.FINISHED, ""), (sf.StopReason.BUDGET_SPENT, "Cedar"))
+    assert whole.iterations > 0.8 * steps
+    assert np.array_equal(whole.transcript["theta"][:, :40], part.transcript["theta"])
+    for path in (folder / "owner.ledger", *(tmp_path / "run").glob("*Amber*.sqlite")):
+        with sf.Ledger(path) as ledger:
+            assert ledger.verify().ok
+            account = ledger.accounts()[-1]
+            # A statistic and a correction a step, and of a last one that one of them could not pay: nothing twice.
+            assert account.answers - 2 * whole.iterations in (0, 1, 2)
+            assert account.spent <= account.cap
 
 
 def test_kill_9_in_the_middle_costs_no_overspend_and_the_run_finishes(tmp_path):

@@ -104,7 +104,8 @@ class Door(Protocol):
         """Quanta left."""
         ...
 
-    # A door may also have `spent` (quanta, with what a crash forfeited) and `waited` (seconds, for noise).
+    # A door may also have `spent` (quanta, with what a crash forfeited), `waited` (seconds, for noise), and `send`: to send a
+    # question ahead, whose answer `ask` then only waits for; it says whether it was sent.
 
     def begin(self, terms: Terms) -> Agreed:
         """Settle the terms of a chain."""

@@ -228,7 +228,7 @@ class LocalDoor:
     @property
     def quick(self) -> bool:
         """Whether an answer takes less than a thread takes to hand it over: few rows a round."""
-        return self.facts.rows < QUICK_ROWS
+        return self._desk.here and self.facts.rows < QUICK_ROWS
 
     @property
     def spent(self) -> int:
@@ -297,8 +297,11 @@ def _engine(
 ) -> Engine:  # fmt: skip
     if isinstance(data, RayTable):
         from sfumato.vault.ray_engine import RayEngine
+        from sfumato.vault.ray_shards import RayShards
 
-        return RayEngine(data, study, outside=outside, columns=columns, precision=precision, tick=tick)
+        shards = RayShards(data, study.domain, outside=outside, columns=columns, precision=precision, tick=tick)
+        with _closed_on_failure(shards):
+            return RayEngine(shards, study, own=True)
     table = records.load(data, study.domain, outside=outside, columns=columns)
     mine = f"{run_id}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     if resuming:

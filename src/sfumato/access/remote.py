@@ -11,27 +11,29 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from sfumato.access.questions import PROTOCOL, Agreed, Facts, Question, Reply, Terms, decode_reply
-from sfumato.access.wire import Ask, Begin, Handshake, Left, Open, Refused
-from sfumato.errors import BudgetSpent, InvalidInput, LedgerError, OwnerRefused
+from sfumato.access.wire import FINE, PASSING, Approved, Ask, Begin, Handshake, Left, Open, Refused
+from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, LedgerError, OwnerRefused
+from sfumato.kernel import Langevin
 from sfumato.study import Study, make_study
+
+T = TypeVar("T")
 
 PATIENCE = 20.0
 """Seconds a door tries to get an answer before it says that nobody answers."""
 REPLY_SECONDS = 120.0
 """Seconds one answer may take: compiling a chain on the node takes some."""
 MAX_REPLY = 1 << 26
-PASSING = ("paused", "too-fast", "too-many", "busy", "shutting-down", "ledger", "too-slow", "internal")
-"""Refusals that may pass: the same question is asked again until patience ends."""
 
 _facts = msgspec.msgpack.Decoder(Facts)
 _agreed = msgspec.msgpack.Decoder(Agreed)
+_left = msgspec.msgpack.Decoder(dict[str, int])
 _refused = msgspec.msgpack.Decoder(Refused)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -131,7 +133,7 @@ class RemoteOwner:
                 continue
             if tried[key].model.fingerprint() in approved.models:
                 _same_domain(self.name, domain, approved.domain)
-                return approved.name, tried[key], approved.n
+                return approved.name, _answerable(tried[key], kernel, approved), approved.n
         if not tried and trouble is not None:
             raise trouble
         mine = sorted({study.model.fingerprint()[:12] for study in tried.values()})
@@ -170,29 +172,43 @@ class RemoteDoor:
         self._terms: Terms | None = None
         self._agreed = Agreed()
         self._bound: float | None = None
+        self._ahead: bytes | None = None
         self.facts: Facts = self._patiently(lambda: self._facts)
 
     @property
     def left(self) -> int:
         """Quanta left for this run."""
-        said: dict[str, int] = self._patiently(lambda: msgspec.msgpack.decode(self._exchange(_encoder.encode(Left()))))
-        return int(said["left"])
+        said: dict[str, int] = self._patiently(lambda: self._exchange(_encoder.encode(Left()), _left.decode))
+        return said.get("left", 0)
 
     def begin(self, terms: Terms) -> Agreed:
         """Settle the terms of the chain; they are settled again at every new connection."""
         self._terms = None
 
         def settle() -> Agreed:
-            return _agreed.decode(self._exchange(_encoder.encode(Begin(terms=terms))))
+            return self._exchange(_encoder.encode(Begin(terms=terms)), _agreed.decode)
 
         self._agreed = self._patiently(settle)
         self._terms = terms
         return self._agreed
 
+    def send(self, query_id: str, question: Question) -> bool:
+        """Send a question ahead, so that other owners can be asked while this one works; `ask` then only waits."""
+        if self._socket is None or self._ahead is not None:
+            return False
+        message = _encoder.encode(Ask(query_id, question))
+        try:
+            self._socket.send(message)
+        except (OSError, self._line.breaks):
+            self._hang_up()  # `ask` dials again
+            return False
+        self._ahead = message
+        return True
+
     def ask(self, query_id: str, question: Question) -> Reply:
         """Ask; the same id again gives the same answer."""
         message = _encoder.encode(Ask(query_id, question))
-        return self._patiently(lambda: decode_reply(self._exchange(message)))
+        return self._patiently(lambda: self._exchange(message, decode_reply))
 
     def close(self) -> None:
         """Hang up; the node gives back what was reserved and not spent."""
@@ -226,7 +242,9 @@ class RemoteDoor:
         if self._socket is not None:
             return
         self._socket = self._open.enter_context(self._line.dial())
-        self._facts = _facts.decode(self._exchange(_encoder.encode(self._asked)))
+        self._facts = self._exchange(_encoder.encode(self._asked), _facts.decode)
+        if (self._facts.epsilon, self._facts.delta) != (self._asked.epsilon, self._asked.delta):
+            raise self._nonsense("another promise than was asked for")
         if self._bound not in (None, self._facts.theta_bound):
             raise OwnerRefused(
                 f"{self.name!r} came back with theta_bound = {self._facts.theta_bound:g}, where the run began with "
@@ -234,28 +252,43 @@ class RemoteDoor:
             )  # fmt: skip
         self._bound = self._facts.theta_bound
         if self._terms is not None:
-            again = _agreed.decode(self._exchange(_encoder.encode(Begin(terms=self._terms))))
+            again = self._exchange(_encoder.encode(Begin(terms=self._terms)), _agreed.decode)
             if again != self._agreed:
                 raise OwnerRefused(
                     f"{self.name!r} came back with other terms; start a new run.", self.name, "other-terms"
                 )
 
     def _hang_up(self) -> None:
-        self._socket = None
+        self._socket = self._ahead = None
         with contextlib.suppress(OSError, self._line.breaks):
             self._open.close()
 
-    def _exchange(self, message: bytes) -> bytes:
+    def _exchange(self, message: bytes, decode: Callable[[bytes], T]) -> T:
+        """Say something and understand the reply, or refuse it as no reply at all."""
+        ahead, self._ahead = self._ahead, None
+        if ahead not in (None, message):
+            raise _Broken("a reply to something else is under way")
         try:
-            self._socket.send(message)
+            if ahead is None:
+                self._socket.send(message)
             reply = self._socket.recv(timeout=REPLY_SECONDS)
         except self._line.breaks as error:
             raise _Broken(type(error).__name__) from None
-        if not isinstance(reply, bytes) or not reply:
-            raise ConnectionError("no msgpack")
-        if reply[0] == 0:
-            return reply[1:]
-        raise refused(_refused.decode(reply[1:]), self.name)
+        try:
+            if isinstance(reply, bytes) and reply[:1] == FINE:
+                return decode(reply[1:])
+            said = _refused.decode(reply[1:] if isinstance(reply, bytes) else b"")
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._nonsense(f"something that is no answer ({type(error).__name__})") from None
+        raise refused(said, self.name)
+
+    def _nonsense(self, what: str) -> BadAnswer:
+        self._hang_up()
+        return BadAnswer(
+            f"an owner must answer the question asked, and {self.name!r} sent {what}; nothing of it is used. Ask its owner to "
+            "look at the node's log.",
+            owner=self.name,
+        )
 
 
 class _Broken(ConnectionError):
@@ -337,6 +370,18 @@ class _Line:
             raise _from_body(bytes(error.response.body or b""), self.url) from None
         except WebSocketException as error:
             raise _Broken(type(error).__name__) from None
+
+
+def _answerable(study: Study, kernel: str, approved: Approved) -> Study:
+    """What a node answers for: walks on any model, Langevin on families and where its own bounds are proven."""
+    if approved.near or study.natural:
+        return study
+    if kernel == Langevin.name:
+        raise InvalidInput(
+            f"kernel='langevin' needs bounds that the owner can prove for study {approved.name!r}, and it has none; use "
+            "kernel='guided'."
+        )
+    return study._replace(near=None)
 
 
 def refused(said: Refused, owner: str) -> Exception:

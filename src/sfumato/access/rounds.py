@@ -11,6 +11,7 @@ gets the same bytes.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -32,7 +33,8 @@ from sfumato.access.questions import (
     Statistic,
     Terms,
 )
-from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost
+from sfumato.access.wire import PASSING
+from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost, OwnerRefused
 from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State, accepts
 from sfumato.kernel.reference import Advance
 from sfumato.model import Model
@@ -131,6 +133,7 @@ class Rounds:
         self._threads = ThreadPoolExecutor(len(self._doors), thread_name_prefix="sfumato-owner")
         self._chain: _WalkRounds | _LangevinRounds | _ReferenceRounds | None = None
         self._failure: Exception | None = None
+        self._left = 0
 
     @property
     def doors(self) -> list[Door]:
@@ -154,8 +157,11 @@ class Rounds:
 
     @property
     def left(self) -> int:
-        """Quanta left with the owner who has least."""
-        return min(door.left for door in self._doors)
+        """Quanta left with the owner who has least; of one that does not answer, what it last said."""
+        if self._failure is None:
+            with suppress(OSError, OwnerError):  # whoever is lost is missed at the next question
+                self._left = min(door.left for door in self._doors)
+        return self._left
 
     @property
     def theta_bound(self) -> float:
@@ -173,17 +179,20 @@ class Rounds:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def each(self, call: Callable[[Door, int], T]) -> list[T]:
-        """Do something with every owner at once; each failure names its owner, and the others finish first."""
+    def each(self, call: Callable[[Door, int], T], asked: Sequence[bool] | None = None) -> list[T]:
+        """Do something with every owner at once; each failure names its owner, and the others finish first.
+
+        `asked` says who has its question already, and works on it: its answer is waited for last, and in this thread.
+        """
+        ahead = asked or [False] * len(self._doors)
         # Whom one has to wait for is asked in a thread; the others cost less than handing the question over.
-        slow = [door for door in self._doors if not getattr(door, "quick", False)]
-        waiting: list[Future[T]] = []
-        for i, door in enumerate(self._doors):
-            work = partial(self._patiently, door, partial(call, door, i))
-            waiting.append(self._threads.submit(work) if door in slow and len(slow) > 1 else Future())
-        for i, (door, future) in enumerate(zip(self._doors, waiting, strict=True)):
-            if door not in slow or len(slow) == 1:
-                _run_here(future, partial(self._patiently, door, partial(call, door, i)))
+        slow = [not (getattr(door, "quick", False) or sent) for door, sent in zip(self._doors, ahead, strict=True)]
+        work = [partial(self._patiently, door, partial(call, door, i)) for i, door in enumerate(self._doors)]
+        apart = [waits and sum(slow) > 1 for waits in slow]
+        waiting = [self._threads.submit(w) if away else Future() for w, away in zip(work, apart, strict=True)]
+        for i in sorted(range(len(work)), key=lambda i: ahead[i]):
+            if not apart[i]:
+                _run_here(waiting[i], work[i])
         failures = [error for future in waiting if (error := future.exception()) is not None]
         if failures:
             # A bad answer is the gravest, a lost owner can come back, a spent budget is an ordinary ending.
@@ -196,13 +205,13 @@ class Rounds:
                 return call()
             except BudgetSpent as error:
                 raise BudgetSpent(str(error), needed=error.needed, left=error.left, owner=door.name) from None
+            except OwnerRefused as error:
+                if error.code not in PASSING:
+                    raise
+                raise _lost(door.name, f"but refused as long as it was asked ({error.code})") from None
             except (TimeoutError, ConnectionError) as error:
                 if attempt == RETRIES:
-                    raise OwnerLost(
-                        f"every owner must answer every round, and {door.name!r} did not after {attempt + 1} tries "
-                        f"({type(error).__name__}); what was drawn is kept. Go on with sf.resume when it is back.",
-                        owner=door.name,
-                    ) from None
+                    raise _lost(door.name, f"in {attempt + 1} tries ({type(error).__name__})") from None
             time.sleep(PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
@@ -217,7 +226,8 @@ class Rounds:
         def ask(door: Door, number: int) -> Reply:
             return checked(door.name, query_id, door.ask(query_id, question), size, rows, gamma)
 
-        replies = self.each(ask)
+        sent = [hasattr(door, "send") and door.send(query_id, question) for door in self._doors]
+        replies = self.each(ask, sent)
         self._spent = [now + reply.quanta for now, reply in zip(self._spent, replies, strict=True)]
         extra = np.sum([np.square(r.sigma) if r.sigma else np.zeros(rows) for r in replies], axis=0)
         return Added(
@@ -271,8 +281,9 @@ class Rounds:
                 for each, first in zip(sigmas, firsts, strict=True)
             ]  # fmt: skip
         agreed = self.each(lambda door, i: door.begin(terms[i]))
+        wanted = len(terms[0].matrix)
         for door, answer in zip(self._doors, agreed, strict=True):
-            if answer.middle != agreed[0].middle:
+            if len(answer.middle) != wanted or answer.middle != agreed[0].middle:
                 raise BadAnswer(
                     f"owners must agree on the family and its domain, and {door.name!r} has another one than "
                     f"{self._doors[0].name!r}; nothing was asked of the chain.",
@@ -324,6 +335,14 @@ class Rounds:
         for door in self._doors:
             door.close()
         self._threads.shutdown(wait=False)
+
+
+def _lost(name: str, how: str) -> OwnerLost:
+    return OwnerLost(
+        f"every owner must answer every round, and {name!r} did not {how}; what was drawn is kept. Go on with sf.resume when "
+        "it is back.",
+        owner=name,
+    )
 
 
 def _run_here(future: "Future[T]", work: Callable[[], T]) -> None:

@@ -11,6 +11,8 @@ import msgspec
 from sfumato.access.questions import PROTOCOL, Question, Terms
 
 FINE, REFUSED = b"\x00", b"\x01"
+PASSING = ("paused", "too-fast", "too-many", "busy", "shutting-down", "ledger", "too-slow", "internal")
+"""Refusals that may pass: the same question is asked again until patience ends; then the owner counts as lost."""
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown_fields=True):
@@ -64,7 +66,10 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
-    """One study of the handshake: its name, and the fingerprints of the forms it may be studied in."""
+    """One study of the handshake: its name, and the fingerprints of the forms it may be studied in.
+
+    `near`: whether Langevin around a reference point is answered, for a model that is no family.
+    """
 
     name: str
     models: list[str]
@@ -73,6 +78,7 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     sensitivity: str
     sigma_floor: float
     theta_bound: float
+    near: bool = False
 
 
 class Handshake(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,12 +4,13 @@ import ipaddress
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from sfumato.errors import InvalidInput
+from sfumato.raytable import RayTable
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Names of studies, analysts and tokens: no dots, no slashes, nothing a path or an attribute could be made of."""
@@ -37,11 +38,14 @@ class Budgets(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Data(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the records lie. Only the vault opens the file."""
+    """Where the records lie, and who evaluates them. Only the vault opens the files."""
 
     path: str
     outside: str = "refuse"
     precision: str = "float64"
+    engine: Literal["process", "ray"] = "process"
+    address: str | None = None
+    workers: Count | None = None
 
 
 class StudyEntry(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,6 +113,14 @@ class OwnerFile(Struct, frozen=True, forbid_unknown_fields=True):
         """Where a path of the file leads."""
         return self.base / stated
 
+    def records(self) -> Path | RayTable:
+        """Where the records lie: a file, or the files of a table in shards."""
+        data = self.data
+        if data.engine != "ray":
+            return self.place(data.path)
+        pattern = data.path if "://" in data.path else self.place(data.path)
+        return RayTable(pattern, address=data.address, workers=data.workers)
+
     def domains(self) -> dict[str, Any]:
         """Domains, built; which raw columns they are made of is left to `columns`."""
         from sfumato.domain import from_dict
@@ -168,9 +180,16 @@ def _check(file: OwnerFile) -> None:
     for budget in (file.budgets.per_analyst, file.budgets.per_study, *file.budgets.analysts.values()):
         if budget is not None and budget.delta < file.budgets.total.delta and budget.epsilon > 60:
             raise InvalidInput(f"epsilon = {budget.epsilon:g} is no privacy at all; choose a smaller one.")
+    _check_data(file.data)
     if (file.listen.certificate is None) != (file.listen.key is None):
         raise InvalidInput("[listen] certificate and key are given together or not at all.")
     file.domains()
+
+
+def _check_data(data: Data) -> None:
+    stated = [key for key in ("address", "workers") if getattr(data, key) is not None]
+    if stated and data.engine != "ray":
+        raise InvalidInput(f'{" and ".join(stated)} in [data] go with engine = "ray"; add it, or leave them out.')
 
 
 def check_name(name: str) -> str:
@@ -225,6 +244,9 @@ tokens = "tokens.json"         # hashed tokens; made by `sfumato token add`
 path = "{data}"                # Parquet or CSV; only the vault opens it
 outside = "refuse"             # or "clamp": what happens to records outside the domain
 # precision = "float64"        # or "float32": faster, never less private
+# engine = "ray"               # a table larger than this process: path = "visits/*.parquet", held by Ray workers (docs/ray.md)
+# workers = 2                  # so many of them; one a core by default
+# address = "ray://head:10001" # on a cluster of yours; without it one is started here, on loopback, for this node alone
 
 [domain.y]                     # where a record lives: public, and a promise about everybody, in the table or not
 kind = "binary"                # or interval, integers, categories, box, ball

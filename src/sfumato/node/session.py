@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from sfumato.access.questions import LANGEVIN, Release, Terms, encode
+from sfumato.access.questions import Release, Terms, encode
 from sfumato.access.wire import FINE, REFUSED, Ask, Begin, Left, Open, Request
 from sfumato.node.catalogue import CATALOGUE, CLOSE_CODE, Refusal, body, refusal_of
 from sfumato.node.guard import Message, Receive, Send
@@ -172,8 +172,7 @@ class Session:
         run.study.check_terms(terms, self.node.limits.chains)
         with run.on_a_thread():
             agreed = await asyncio.to_thread(run.desk.begin, terms)
-        # Langevin on a family asks its sum of statistics; everything else passes over the records.
-        run.settle_terms(terms.chains, 1 if terms.kernel == LANGEVIN and not terms.centre else run.facts.rows)
+        run.settle_terms(terms)
         self.node.log.event(
             "begin",
             who=run.analyst,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sfumato import __version__
-from sfumato.access.questions import PROTOCOL, Agreed, Facts, Question, Terms
+from sfumato.access.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Terms
 from sfumato.access.wire import Handshake, Open
 from sfumato.node.books import Books
 from sfumato.node.catalogue import Refusal
@@ -38,6 +38,11 @@ LIGHT_TERMS = 200_000
 
 class Counter(Protocol):
     """All that a node sees of a vault's desk: it takes questions and gives bytes."""
+
+    @property
+    def here(self) -> bool:
+        """Whether answers are computed in this process."""
+        ...
 
     @property
     def left(self) -> int:
@@ -82,9 +87,15 @@ class ActiveRun:
         self._light = False
         self._elsewhere = 0  # calls of the desk that are under way on threads
 
-    def settle_terms(self, chains: int, per_chain: int) -> None:
+    def settle_terms(self, terms: Terms) -> None:
         """Remember how much work a message is: from public numbers only."""
-        self.chains, self._light = chains, chains * per_chain <= LIGHT_TERMS
+        self.chains = terms.chains
+        if (
+            terms.kernel == LANGEVIN
+        ):  # on a family the records were summed when terms were settled; else proofs take a while
+            self._light = not terms.centre
+        else:
+            self._light = self.desk.here and terms.chains * self.facts.rows <= LIGHT_TERMS
 
     def answers_at_once(self, question: Question) -> bool:
         """Whether a question may be answered in the loop that serves everybody.
@@ -121,15 +132,16 @@ class Node:
         self.metrics = Metrics()
         self.tokens = TokenFile(file.place(file.tokens))
         self._house = House(
-            file.place(file.data.path),
-            outside=file.data.outside,
-            columns=file.columns,
-            precision=file.data.precision,
-            source=source,
-        )
-        self.studies = load_studies(file, self._house.prepare)
-        self.n = max(study.n for study in self.studies.values())
-        self.books = Books(file)
+            file.records(), outside=file.data.outside, columns=file.columns, precision=file.data.precision,
+            tick=self._loading(), source=source,
+        )  # fmt: skip
+        try:
+            self.studies = load_studies(file, self._house.prepare)
+            self.n = max(study.n for study in self.studies.values())
+            self.books = Books(file)
+        except BaseException:
+            self._house.close()
+            raise
         self.turnstile = Turnstile(file.limits.connections, file.limits.connections_per_token)
         self.tick = Tick(file.limits.answer_tick_ms)
         self.runs: dict[str, ActiveRun] = {}
@@ -141,6 +153,18 @@ class Node:
         self.closing = False
         self._hashing, self._slow_hashing, self._waiting = asyncio.Semaphore(2), asyncio.Semaphore(1), 0
         self._opening = threading.RLock()  # runs are opened on threads
+
+    def _loading(self) -> Callable[[int, int, str], None]:
+        """Tells in the log how far a table in shards was loaded: every tenth."""
+        told = -1
+
+        def tick(done: int, total: int, text: str) -> None:
+            nonlocal told
+            if (tenth := 10 * done // max(total, 1)) > told:
+                told = tenth
+                self.log.event(text, what=f"{done:,} of {total:,} records")
+
+        return tick
 
     # -- who is there -----------------------------------------------------------------------------------------------
 
@@ -307,6 +331,7 @@ class Node:
         self.closing = True
         for run in list(self.runs.values()):
             self._close_run(run)
+        self._house.close()
         self.books.close()
         self.log.event("stop")
         self.log.close()

@@ -41,6 +41,8 @@ class ApprovedStudy:
         forms = [make_study(model, domain, sensitivity, kernel) for kernel in kernels]
         self.forms: dict[str, Study] = {form.model.fingerprint(): form for form in forms}
         self._main = forms[0]
+        # Settled now, not at the first question: whether its model can be bounded around a reference point.
+        self._near = self._main.near is not None and self._main.near.possible
         self.plan: Callable[..., dict[str, Any]] = lru_cache(maxsize=256)(self._plan)
 
     def form(self, fingerprint: str) -> Study:
@@ -55,7 +57,7 @@ class ApprovedStudy:
         return Approved(
             name=self.name, models=list(self.forms), domain={k: column.to_dict() for k, column in main.domain.items()},
             n=self.n, sensitivity=main.bounds.describe(), sigma_floor=self.entry.sigma_floor,
-            theta_bound=self.entry.theta_bound,
+            theta_bound=self.entry.theta_bound, near=self._near,
         )  # fmt: skip
 
     def _plan(self, epsilon: float, delta: float, n: int) -> dict[str, Any]:
@@ -117,19 +119,19 @@ def _check_finite(rows: list[list[float]]) -> None:
                 raise Refusal("bad-number", "a number is not finite")
 
 
-def load_studies(file: OwnerFile, prepare: Callable[[Mapping[str, Any]], int]) -> dict[str, ApprovedStudy]:
-    """Run the owner's model files and settle every study; `prepare` checks the columns and gives the number of records."""
+def load_studies(file: OwnerFile, prepare: Callable[[list[dict[str, Any]]], int]) -> dict[str, ApprovedStudy]:
+    """Run the owner's model files and settle every study; `prepare` checks their columns and gives the number of records."""
     domain = file.domains()
-    out: dict[str, ApprovedStudy] = {}
+    found: dict[str, tuple[Any, dict[str, Any]]] = {}
     for name, entry in file.studies.items():
         model = load_model(entry.model, file.base)
         wanted = entry.columns or (list(model.domain) if isinstance(model, Family) else list(domain))
         missing = [column for column in wanted if column not in domain]
         if missing:
             raise InvalidInput(f"study {name!r} is about {missing}, which [domain] does not declare; add them there.")
-        part = {column: domain[column] for column in wanted}
-        out[name] = ApprovedStudy(name, entry, model, part, prepare(part))
-    return out
+        found[name] = model, {column: domain[column] for column in wanted}
+    n = prepare([part for _, part in found.values()])
+    return {name: ApprovedStudy(name, file.studies[name], model, part, n) for name, (model, part) in found.items()}
 
 
 def _sensitivity(entry: StudyEntry) -> Any:

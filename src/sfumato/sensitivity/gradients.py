@@ -61,11 +61,26 @@ def gradient_set(remainder: Remainder, anchor: Anchor, matrix: np.ndarray) -> Gr
     matrix
         A, with which gradients are whitened.
     """
-    region, root = remainder.region, np.asarray(matrix, dtype=float)
-    tables = remainder.tables
-    points = np.einsum("da,mdb->mab", root, tables[:, 1:])  # whitened: (m, d, 1 + atoms)
-    used = np.flatnonzero(np.abs(points[:, :, 1:]).max(axis=(0, 1)) > 0)
+    root, tables = np.asarray(matrix, dtype=float), remainder.tables[:, 1:]
     cells = _cells(remainder, anchor)
+    found = _set_of(remainder, anchor, cells, np.einsum("da,mdb->mab", root, tables))  # whitened: (m, d, 1 + atoms)
+    error = 2 * float(np.linalg.norm(_rounding(root, _around(tables, cells, remainder))))
+    return found._replace(diameter=found.diameter + error)
+
+
+def _rounding(root: np.ndarray, plain: GradientSet) -> np.ndarray:
+    """Bound of the rounding error of each coordinate of one record's whitened gradient, and of its proven range.
+
+    It matters where the columns of A nearly cancel in the gradient, as those of whoever chooses A to that end may: what is
+    left is then no longer large beside the rounding of what cancelled.
+    """
+    largest = np.maximum(np.abs(plain.low), np.abs(plain.high))
+    return np.asarray((len(root) + 8) * 2.0**-50 * (np.abs(root).T @ largest))
+
+
+def _set_of(remainder: Remainder, anchor: Anchor, cells: list[_Cell], points: np.ndarray) -> GradientSet:
+    region = remainder.region
+    used = np.flatnonzero(np.abs(points[:, :, 1:]).max(axis=(0, 1)) > 0)
     in_box = region.in_box
     cut = np.asarray(anchor.directions)[0] if len(remainder.axes) == 1 else None
     ball = _only_ball(region, used)

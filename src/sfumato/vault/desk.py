@@ -37,6 +37,7 @@ from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.kernel import Langevin
 from sfumato.model import derivatives
 from sfumato.privacy.budget import MAX_RELEASES, QUANTA_PER_UNIT, cost_quanta
+from sfumato.sensitivity.reference import Reference
 from sfumato.study import Study
 from sfumato.vault import lattice, moments, reference
 from sfumato.vault.engine import Bend, Engine, Place, Spot
@@ -112,6 +113,8 @@ class Desk:
         scale -> noise source. For tests alone.
     kept
         Where answers are kept by query id, if not in the account itself: a node's journal.
+    own
+        Whether the engine is let go of with the desk.
     """
 
     def __init__(
@@ -122,7 +125,9 @@ class Desk:
         *,
         source: Callable[[float], Source] | None = None,
         kept: JournalledAccount | None = None,
+        own: bool = False,
     ) -> None:
+        self._own = own
         self._engine, self._study, self._account, self._source = engine, study, account, source
         self._journal, self._answers = kept, kept or account
         self._lock = threading.RLock()
@@ -151,6 +156,11 @@ class Desk:
     def rows(self) -> int:
         """Rows evaluated a round: public."""
         return self._engine.rows
+
+    @property
+    def here(self) -> bool:
+        """Whether answers are computed in this process."""
+        return self._engine.here
 
     @property
     def left(self) -> int:
@@ -317,6 +327,8 @@ class Desk:
             self._settle()
             if self._journal is not None:
                 self._journal.close()
+            if self._own:
+                self._engine.close()
 
     def _noise(self, scale: float, coordinates: int, records: int | None = None) -> Source:
         return self._source(scale) if self._source else source_for(scale, records or self._engine.rows, coordinates)
@@ -454,6 +466,21 @@ class _Family:
             pool.close()
 
 
+@lru_cache(maxsize=32)
+def _remainder_price(near: Reference) -> Callable[..., Any]:
+    """As `_ratio_price`, of second-order scalars: (anchor, theta, theta_prop, slope, asked, gamma, n, sigma) -> the same."""
+
+    def price(anchor: Any, theta: Any, theta_prop: Any, slope: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> Any:
+        rows = theta, theta_prop, theta_prop - theta - slope
+        lo, hi = lax.map(lambda row: near.range(anchor, *row), rows)
+        clamp = lattice.clamp_for(lo, hi, gamma, n)
+        clamp = clamp._replace(admissible=clamp.admissible & asked)
+        widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
+        return _packed(lattice.cost(clamp, gamma, sigma), *clamp), widths
+
+    return jax.jit(price)
+
+
 class _Near:
     """Rounds of Langevin around a reference point: a noisy gradient there, then second-order scalars."""
 
@@ -471,17 +498,7 @@ class _Near:
         self._first = reference.first_cost(proven.gradients, terms.proposal_sigma, terms.proposal_gamma)
         self._diameter = np.array([proven.gradients.diameter])
         self._total = engine.gradient(Place(centre, root, low, high, terms.proposal_gamma))
-        n, gamma, sigma = engine.n, terms.gamma, terms.sigma
-
-        def price(theta: Any, theta_prop: Any, slope: Any, asked: Any) -> Any:
-            rows = theta, theta_prop, theta_prop - theta - slope
-            lo, hi = jax.lax.map(lambda row: near.range(proven.anchor, *row), rows)
-            clamp = lattice.clamp_for(lo, hi, gamma, n)
-            clamp = clamp._replace(admissible=clamp.admissible & asked)
-            widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
-            return clamp, lattice.cost(clamp, gamma, sigma), widths
-
-        self._price = jax.jit(price)
+        self._anchor, self._price = proven.anchor, _remainder_price(near)
         self.pools = [
             NoisePool(noise(terms.proposal_sigma / terms.proposal_gamma, dim + 1)),
             NoisePool(noise(terms.sigma / terms.gamma, dim + 1)),
@@ -513,16 +530,18 @@ class _Near:
         theta, theta_prop, slope = (_matrix(name, getattr(question, name), chains, dim) for name in names)
         asked = _flags(question.asked, chains)
         with jax.enable_x64(True):
-            clamp, charge, widths = self._price(*(jnp.asarray(x) for x in (theta, theta_prop, slope, asked)))
-            lo, hi, admissible = (np.asarray(part) for part in clamp)
-        shown = np.asarray(widths)
+            whole, widths = self._price(
+                self._anchor, theta, theta_prop, slope, asked, gamma, self._engine.n, self._terms.sigma
+            )
+            charge, (lo, hi, admissible) = _unpacked(whole, chains)
+            shown = np.asarray(widths)
 
         def answer() -> Answer:
             noise = self.pools[1].take(chains)
             total = self._engine.remainder(Bend(theta, theta_prop, slope, self._centre, lo, hi, gamma))
             return Answer(gamma, np.where(admissible, total + noise, 0), shown, admissible)
 
-        return _Quote(int(charge), answer), int(admissible.sum())
+        return _Quote(charge, answer), int(admissible.sum())
 
     def close(self) -> None:
         for pool in self.pools:

@@ -86,6 +86,11 @@ class Engine(Protocol):
         """Rows evaluated a round: n, or the kinds of record of a small finite domain. Public either way."""
         ...
 
+    @property
+    def here(self) -> bool:
+        """Whether sums are computed in this process: one need not wait for anybody."""
+        ...
+
     def ratio(self, spot: Spot) -> np.ndarray:
         """Integer log-likelihood ratio of every chain."""
         ...
@@ -164,6 +169,11 @@ class LocalEngine:
     def rows(self) -> int:
         """Rows evaluated a round."""
         return self._rows
+
+    @property
+    def here(self) -> bool:
+        """Sums are computed in this process."""
+        return True
 
     # -- log ratios -----------------------------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ class Records:
                 digest.update(np.ascontiguousarray(array[start : start + _SLICE]).data)
         return digest.hexdigest()
 
+    def only(self, names: Iterable[str]) -> "Records":
+        """The same records with some of their columns."""
+        return Records({name: self.columns[name] for name in names}, self.n, self.counts)
+
     def on_device(self) -> Rows:
         """Hand the columns to JAX, without a copy where it can use them as they stand. Call with 64 bits enabled."""
         columns = {name: jax.device_put(column, may_alias=True) for name, column in self.columns.items()}

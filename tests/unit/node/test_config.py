@@ -2,6 +2,7 @@
 
 import pytest
 
+import sfumato as sf
 from sfumato.errors import InvalidInput
 from sfumato.node import config
 from sfumato.node.config import check_listen, read_owner, template
@@ -37,6 +38,7 @@ def test_every_commented_line_of_the_template_is_a_key_that_works(written):
     assert file.listen.certificate == "node.pem"
     assert file.budgets.analysts["alice"].epsilon == 2.5
     assert file.studies["coin"].theta_bound == 100.0
+    assert (file.data.engine, file.data.workers) == ("ray", 2)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,9 @@ def test_every_commented_line_of_the_template_is_a_key_that_works(written):
         ("[studies.coin]", '[studies."a.b"]', "a name is made of"),
         ("port = 8750", "port = 99999", "65535"),
         ('kind = "binary"', 'kind = "bin"', "kind of a domain"),
+        ('outside = "refuse"', 'engine = "spark"', "engine"),
+        ('outside = "refuse"', "workers = 2", 'workers in .data. go with engine = "ray"'),
+        ('outside = "refuse"', 'engine = "ray"\nworkers = 0', "workers"),
         ("[limits]", "[limits]\nmessages = 3", "messages"),
         ('host = "127.0.0.1"', 'host = "127.0.0.1"\ncertificate = "a.pem"', "together"),
     ],
@@ -61,6 +66,16 @@ def test_what_breaks_a_rule_is_named(written, old, new, words):
     assert new in path.read_text()
     with pytest.raises(InvalidInput, match=words):
         read_owner(path)
+
+
+def test_a_table_in_shards_lies_beside_the_file_or_where_its_address_says(written, tmp_path):
+    def at(path):
+        text = f'path = "{path}"\nengine = "ray"\nworkers = 3\naddress = "ray://head:10001"'
+        return read_owner(written(lambda old: old.replace('path = "people.csv"', text))).records()
+
+    assert at("visits/*.parquet") == sf.RayTable(tmp_path / "visits/*.parquet", address="ray://head:10001", workers=3)
+    assert at("s3://bucket/*.parquet").pattern == "s3://bucket/*.parquet"
+    assert read_owner(written()).records() == tmp_path / "people.csv"
 
 
 def test_a_missing_or_broken_file_is_one_sentence(tmp_path):

@@ -302,6 +302,18 @@ def test_a_run_goes_on_with_the_same_owners_in_the_same_order(tmp_path):
         sf.resume(tmp_path / "c", owners()[1::-1], model=coin)
     with pytest.raises(InvalidInput, match="list of them"):
         sf.resume(tmp_path / "c", TABLES[0], model=coin)
+    with (
+        sf.Ledger(tmp_path / "l.sqlite", epsilon=4.0, delta=1e-6) as ledger,
+        pytest.raises(InvalidInput, match="'birch' differ: pass the same ledger"),
+    ):  # it would find a new budget there
+        other = owners()[:2]
+        other[1].ledger = ledger
+        sf.resume(tmp_path / "c", other, model=coin)
+    (own,) = (tmp_path / "c").glob("*amber*.sqlite")
+    own.rename(tmp_path / "kept")
+    with pytest.raises(CheckpointError, match="the ledger that has paid for it"):
+        sf.resume(tmp_path / "c", owners()[:2], model=coin)
+    (tmp_path / "kept").replace(own)
     other = owners()[:2]
     other[1].data = {"y": 1 - TABLES[1]["y"]}
     with pytest.raises(CheckpointError, match="not the records"):

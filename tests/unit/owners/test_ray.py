@@ -1,7 +1,13 @@
 """Shards on a Ray cluster: the same whole numbers as one table, whoever dies in between."""
 
+import ipaddress
 import os
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -9,15 +15,25 @@ import pyarrow.parquet as pq
 import pytest
 
 import sfumato as sf
+from node_helpers import YES, load, prepare, process, threaded
+from node_helpers import N as PEOPLE
 from sfumato.access.local import LocalDoor, facts_of
+from sfumato.access.questions import Statistic
+from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
 from sfumato.errors import InvalidData, InvalidInput
-from sfumato.kernel import PublicStream
-from sfumato.vault import ray_engine, records
+from sfumato.families.langevin import public_part
+from sfumato.kernel import Langevin, PublicStream
+from sfumato.vault import records
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import LocalEngine, Spot
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.ray_engine import RayEngine
+from sfumato.vault.ray_shards import RayShards
 from sfumato.vault.shards import Piece, deal_out, find_files, pieces_of, read_shard
+from unit.node.test_remote import door_for, local
+from unit.node.test_remote import drive as drive_remote
+from unit.node.test_several_nodes import kernel_for
 from unit.owners.fixed_noise import Fixed
 from unit.owners.test_rounds import (
     CAP,
@@ -29,6 +45,7 @@ from unit.owners.test_rounds import (
     assert_same,
     compiled,
     drive,
+    reference_case,
     walk_case,
 )
 
@@ -65,57 +82,103 @@ def cluster():
 
 
 @pytest.fixture(scope="module")
-def engine(cluster, folder):
-    made = ray_engine.RayEngine(sf.RayTable(folder / "*.parquet", workers=2), LOGISTIC)
+def shards(cluster, folder):
+    """The table, read once by two workers, for all runs below."""
+    made = RayShards(sf.RayTable(folder / "*.parquet", workers=2), DOMAIN)
     yield made
     made.close()
 
 
-def kill(ray, engine, number):
-    pid = ray.get(engine._actors[number].__ray_call__.remote(lambda self: os.getpid()))
+@pytest.fixture
+def engine(shards):
+    made = RayEngine(shards, LOGISTIC)
+    yield made
+    made.close()
+
+
+def kill(ray, shards, number):
+    pid = ray.get(shards._actors[number].__ray_call__.remote(lambda self: os.getpid()))
     os.kill(pid, signal.SIGKILL)
 
 
-def test_a_chain_on_ray_is_the_compiled_one_also_when_an_actor_is_killed(cluster, engine):
-    """Draw for draw, to the last bit; the killed actor's shard is read again, the sum asked again, nothing paid twice."""
-    case = walk_case()
+def over(engine, case, ledger, at_step=None, then=None):
+    """A chain over an engine, with fixed noise; `then` happens when the last question of some step is asked."""
+    desk = Desk(engine, case.study, ledger.account("a", CAP), source=Fixed)
+    door = LocalDoor(desk, facts_of(case.study, desk, "a", 1.0, 1e-6, 1.0, "refuse", "float64", True))
+    real, asked = door.ask, []
+
+    def ask(query_id, question):
+        asked.append(query_id)
+        if then is not None and query_id.startswith(f"run/{at_step}/") and not isinstance(question, Statistic):
+            then()
+        return real(query_id, question)
+
+    door.ask = ask
+    result = drive(case, Rounds(case.study.model, [door], run_id="run"), PublicStream(1, CHAINS), [STEPS])
+    assert len(asked) == len(set(asked))
+    return result, ledger.spent
+
+
+def in_process(case):
     with Ledger.in_memory(CAP) as ledger:
-        desk = Desk(engine, case.study, ledger.account("a", CAP), source=Fixed)
-        facts = facts_of(case.study, desk, "a", 1.0, 1e-6, 1.0, "refuse", "float64", True)
-        door = LocalDoor(desk, facts)
-        real, asked = door.ask, []
+        return over(LocalEngine(records.load(case.table, case.study.domain), case.study), case, ledger)
 
-        def ask(query_id, question):
-            asked.append(query_id)
-            if len(asked) == STEPS // 2:
-                kill(cluster, engine, 0)
-            return real(query_id, question)
 
-        door.ask = ask
-        before = list(engine._actors)
-        result = drive(case, Rounds(case.study.model, [door], run_id="run"), PublicStream(1, CHAINS), [STEPS])
-        assert engine._actors[0] is not before[0]
-        assert engine._actors[1] is before[1]
-        paid = ledger.spent
-    assert len(asked) == STEPS
+def test_runs_that_share_the_shards_are_those_of_one_process_also_when_an_actor_is_killed(cluster, shards):
+    """A walk and Langevin around a reference point at the same time: draw for draw, to the last bit, and at the same price.
+
+    The killed actor's shard is read again by a new one, which knows both runs; the sums are asked again, nothing is paid twice.
+    """
+    before, killed = list(shards._actors), threading.Event()
+
+    def strike():
+        kill(cluster, shards, 0)
+        killed.set()
+
+    def run(case, then):
+        engine = RayEngine(shards, case.study)
+        with Ledger.in_memory(CAP) as ledger:
+            result = over(engine, case, ledger, STEPS // 2, then)
+        engine.close()
+        return result
+
+    with ThreadPoolExecutor(2) as both:
+        cases = walk_case(), reference_case()
+        running = [both.submit(run, cases[0], killed.wait), both.submit(run, cases[1], strike)]
+        results = [future.result(120) for future in running]
+    assert shards._actors[0] is not before[0]
+    assert shards._actors[1] is before[1]
+    for case, (result, paid) in zip(cases, results, strict=True):
+        alone, price = in_process(case)
+        assert_same(alone, result)
+        assert paid == price
+        assert 0.1 < result["accepted"].mean() < 1.0
+
+
+def test_langevin_on_a_family_on_ray_is_the_compiled_one(shards):
+    """On one column of the same shards: a study need not be about all of them."""
+    family = sf.families.Bernoulli()
+    study = sf.study.make_study(family, kernel="langevin")
+    kernel = Langevin(np.eye(1) * 0.07, 0.4, public_part(family, study.model, len(TABLE["y"])))
+    case = SimpleNamespace(study=study, table={"y": TABLE["y"]}, kernel=kernel, sigma=0.4)
+    engine = RayEngine(shards, study)
+    with Ledger.in_memory(CAP) as ledger:
+        result, _ = over(engine, case, ledger)
     assert_same(compiled(case), result)
-    with Ledger.in_memory(CAP) as ledger:
-        table = records.load(TABLE, DOMAIN)
-        desk = Desk(LocalEngine(table, case.study), case.study, ledger.account("a", CAP), source=Fixed)
-        door = LocalDoor(desk, facts)
-        drive(case, Rounds(case.study.model, [door], run_id="run"), PublicStream(1, CHAINS), [STEPS])
-        assert ledger.spent == paid
+    engine.close()
+    with pytest.raises(InvalidInput, match="could not evaluate"):
+        engine.gradient(None)  # the workers have let go of this run
 
 
 def test_sums_do_not_depend_on_the_number_of_shards(engine):
-    """Local engines on one, three and seven shards, and the cluster, give the same integers."""
+    """Local engines on one, two, three and eight shards, and the cluster, give the same integers."""
     rng = np.random.default_rng(1)
     theta = rng.normal(size=(CHAINS, 4)) * 0.3
     spot = Spot(theta, theta + 0.05, np.full(CHAINS, -(2**40)), np.full(CHAINS, 2**40), 2.0**-36)
     vector = ("information", theta[0], np.eye(4) * 0.1, 0.02, 2.0**-40)
     whole = LocalEngine(records.load(TABLE, DOMAIN), LOGISTIC)
-    pieces = pieces_of(sorted({p.path for shard in engine.shards for p in shard.pieces}))
-    for workers in (3, 7):
+    pieces = pieces_of(sorted({p.path for shard in engine._shards.shards for p in shard.pieces}))
+    for workers in (2, 3, 8):
         shards = deal_out(pieces, workers)
         assert len(shards) == workers
         parts = [LocalEngine(read_shard(shard, DOMAIN, {}, "refuse"), LOGISTIC) for shard in shards]
@@ -126,7 +189,7 @@ def test_sums_do_not_depend_on_the_number_of_shards(engine):
     assert engine.n == whole.n
 
 
-def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path):
+def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path, monkeypatch):
     """Through the public function: Langevin on a family, two workers."""
     y = np.random.default_rng(2).integers(0, 2, 4000).astype(np.int8)
     pq.write_table(pa.table({"y": y}), tmp_path / "t.parquet", row_group_size=500)
@@ -134,10 +197,15 @@ def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path
     run = sf.sample(
         sf.families.Bernoulli(), sf.RayTable(tmp_path / "*.parquet", workers=2), epsilon=4.0, delta=1e-5, chains=2,
         seed=0, max_iterations=30, force=True, progress=lambda done, total, text: seen.append((done, total, text)),
+        checkpoint=tmp_path / "run", outside="clamp",
     )  # fmt: skip
     assert (run.plan["kernel"], run.privacy.n, run.iterations) == ("langevin", 4000, 30)
     assert (4000, 4000, "loading") in seen
     assert abs(run.draws["p"].mean() - y.mean()) < 0.1
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    again = sf.resume(tmp_path / "run", sf.RayTable(tmp_path / "*.parquet", workers=1), model=sf.families.Bernoulli())
+    assert np.array_equal(again.transcript["theta"], run.transcript["theta"])
+    assert (again.privacy.epsilon, again.pilot["outside"]) == (4.0, "clamp")
 
 
 def test_pieces_are_dealt_out_by_bytes(folder):
@@ -155,7 +223,7 @@ def test_bad_shards_and_missing_files_are_refused_without_quoting_a_record(clust
     pq.write_table(pa.table({"y": np.full(50, canary)}), tmp_path / "bad.parquet")
     study = sf.study.make_study(sf.families.Bernoulli(), kernel="guided")
     with pytest.raises(InvalidData, match="outside its domain") as caught:
-        ray_engine.RayEngine(sf.RayTable(tmp_path / "*.parquet", workers=1), study)
+        RayShards(sf.RayTable(tmp_path / "*.parquet", workers=1), study.domain)
     assert str(canary) not in str(caught.value)
     (tmp_path / "worse.parquet").write_bytes(b"no parquet at all")
     with pytest.raises(InvalidData, match=r"worse\.parquet could not be read"):
@@ -167,12 +235,109 @@ def test_bad_shards_and_missing_files_are_refused_without_quoting_a_record(clust
 def test_more_workers_than_the_cluster_has_cores_are_refused(cluster, folder):
     """They would wait for each other for ever."""
     with pytest.raises(InvalidInput, match="5 cores"):
-        ray_engine.RayEngine(sf.RayTable(folder / "*.parquet", workers=6), LOGISTIC)
+        RayShards(sf.RayTable(folder / "*.parquet", workers=6), DOMAIN)
 
 
 def test_nothing_of_an_engine_can_be_printed_or_pickled(engine):
     import pickle
 
-    assert repr(engine) == "<RayEngine sealed>"
-    with pytest.raises(TypeError, match="never serialised"):
-        pickle.dumps(engine)
+    assert (repr(engine), repr(engine._shards)) == ("<RayEngine sealed>", "<RayShards sealed>")
+    for sealed in (engine, engine._shards):
+        with pytest.raises(TypeError, match="never serialised"):
+            pickle.dumps(sealed)
+
+
+# -- a node over shards -----------------------------------------------------------------------------------------------
+
+
+def prepare_shards(folder):
+    """An owner's folder whose table lies in two Parquet files, for the workers of a Ray cluster."""
+    tokens = prepare(folder, studies=("coin",))
+    for number, part in enumerate((slice(0, 1100), slice(1100, None))):
+        pq.write_table(pa.table({"said_yes": YES[part]}), folder / f"people-{number}.parquet", row_group_size=400)
+    text = (folder / "owner.toml").read_text()
+    shards = 'path = "people-*.parquet"\nengine = "ray"\nworkers = 2'
+    (folder / "owner.toml").write_text(text.replace('path = "people.csv"', shards))
+    (folder / "people.csv").unlink()
+    return tokens
+
+
+def test_a_node_over_shards_draws_what_one_process_draws_and_reads_its_table_once(cluster, tmp_path):
+    tokens = prepare_shards(tmp_path)
+    with threaded(tmp_path, source=Fixed) as running:
+        shards = running.node._house._shards
+        before = list(shards._actors)
+        alice = connect(running.url, token=tokens["alice"])
+        for kind, run_id in (("guided", "walk"), ("langevin", "reference")):
+            study, door = door_for(alice, (tmp_path, tokens), "coin", kind, run_id=run_id, epsilon=4.0)
+            kernel, sigma = kernel_for(run_id, study)
+            rounds = Rounds(study.model, [door], run_id=run_id)
+            remote = drive_remote(study, kernel, sigma, rounds, PublicStream(3, CHAINS))
+            assert not running.node.runs[f"run alice/{run_id}"].light  # the workers are waited for on a thread
+            assert_same(local(study, kernel, sigma), remote)
+        assert shards._actors == before
+        assert len(shards._studies) == 2
+    assert not shards._actors
+    assert cluster.is_initialized()  # it was there before the node
+    assert "3,000 of 3,000 records" in (tmp_path / "node.log").read_text()
+
+
+def test_a_node_starts_a_cluster_that_nobody_else_can_reach_and_ends_it_with_itself(tmp_path):
+    """A real process, and the sockets of everything it started."""
+    tokens = prepare_shards(tmp_path)
+    with process(tmp_path) as running:
+        run = sf.sample(
+            load(tmp_path, "coin"), connect(running.url, token=tokens["alice"]), epsilon=4.0, delta=1e-6, chains=2,
+            kernel="guided", max_iterations=5, pilot_share=0.0, guess={"p": 0.3}, force=True, progress=False,
+        )  # fmt: skip
+        assert (run.iterations, run.privacy.n) == (5, PEOPLE)
+        family = descendants(running.process.pid)
+        names = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in family)
+        assert "raylet" in names and "gcs_server" in names and "ray::Worker" in names
+        heard = listening([running.process.pid, *family])
+        assert len(heard) > 3
+        assert all(address.is_loopback for address in heard), heard
+        running.stop()
+        until = time.monotonic() + 20
+        while any(Path(f"/proc/{pid}").exists() for pid in family) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+    with Ledger(tmp_path / "owner.ledger") as ledger:
+        assert ledger.verify().ok
+        assert ledger.accounts()[-1].answers == 5
+
+
+def descendants(pid):
+    """Processes that a process started, and theirs."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found, new = [], [pid]
+    while new:
+        new = [child for child, parent in parents.items() if parent in new]
+        found += new
+    return found
+
+
+def listening(pids):
+    """Addresses that any of these processes listens on, from the kernel's own tables."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                inodes.add(os.readlink(fd))
+            except OSError:
+                continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                raw = fields[1].partition(":")[0]
+                words = [bytes.fromhex(raw[i : i + 8])[::-1] for i in range(0, len(raw), 8)]
+                address = ipaddress.ip_address(b"".join(words))
+                found.append(getattr(address, "ipv4_mapped", None) or address)
+    return found

@@ -26,6 +26,7 @@ from unit.owners.test_rounds import (
     door_of,
     drive,
     langevin_case,
+    reference_case,
     walk_case,
 )
 
@@ -58,6 +59,15 @@ def test_a_walk_over_owners_is_the_compiled_walk_to_the_last_bit(monkeypatch, pa
     several, spent = over_owners(case, parts)
     assert_same(on_their_lattice(monkeypatch, case, parts), several)
     assert len(spent) == parts
+    assert min(spent) > 0
+
+
+@pytest.mark.parametrize("parts", [3, 8])
+def test_langevin_around_a_reference_point_over_owners_is_the_compiled_one_to_the_last_bit(monkeypatch, parts):
+    case = reference_case()
+    several, spent = over_owners(case, parts)
+    assert_same(on_their_lattice(monkeypatch, case, parts), several)
+    assert 0.1 < several["accepted"].mean() < 1.0
     assert min(spent) > 0
 
 

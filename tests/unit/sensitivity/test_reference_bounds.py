@@ -205,3 +205,27 @@ def test_a_kink_has_no_second_derivative_so_the_pair_is_not_asked():
 def test_stated_bounds_are_not_enough():
     with pytest.raises(InvalidInput, match="proven"):
         make_study(logistic, CASES["logistic-ball-5"][1], sf.Clip(bound=1.0), "langevin")
+
+
+def collinear(x, y):
+    a, b = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=(a + b) * x), obs=y)
+
+
+def test_columns_that_nearly_cancel_in_the_gradient_are_charged_for_their_rounding():
+    """Both parameters have the same gradient, and the columns of A are a billion times their difference: whoever may choose A."""
+    domain = {"x": sf.Interval(-1, 1), "y": sf.Binary()}
+    model = from_numpyro(collinear, domain)
+    near, rng = Reference(model, domain), np.random.default_rng(0)
+    large = np.array([1e9, 3e9])
+    matrix = np.stack([large, -np.nextafter(large, np.inf)])
+    x, y = rng.uniform(-1, 1, 2000), rng.integers(0, 2, 2000)
+    with jax.enable_x64(True):
+        proven = near.at(np.array([0.2, 0.1]), matrix).gradients
+        one = jax.grad(model.log_likelihood)
+        gradients = jax.vmap(lambda x, y: matrix.T @ one(jnp.array([0.2, 0.1]), {"x": x, "y": y}))(x, y)
+    apart = np.asarray(gradients)[:, None] - np.asarray(gradients)
+    spread = float(np.linalg.norm(apart, axis=-1).max())
+    without = float(np.linalg.norm(proven.high - proven.low))  # of the exact gradients: they lie on a line
+    assert without < spread <= proven.diameter

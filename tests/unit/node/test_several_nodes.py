@@ -1,0 +1,193 @@
+"""Several nodes, one theta: the chain of one table where their noises add up, and every lie named after its node."""
+
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
+import pytest
+
+import sfumato as sf
+from node_helpers import YES, N, load, prepare, threaded
+from sfumato.access.questions import decode_reply, encode
+from sfumato.access.remote import connect
+from sfumato.access.rounds import Rounds
+from sfumato.consortium import _studies, as_owners
+from sfumato.errors import BadAnswer, InvalidInput, OwnerLost
+from sfumato.families.langevin import natural_model, public_part
+from sfumato.kernel import Guided, Langevin, PublicStream, ReferenceLangevin
+from sfumato.node.config import StudyEntry
+from sfumato.node.session import Session
+from sfumato.node.state import Node
+from sfumato.node.studies import ApprovedStudy
+from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.vault import lattice
+from unit.node.test_remote import CHAINS, drive, local
+from unit.owners.fixed_noise import split
+
+NAMES, EDGES = ("Amber", "Birch"), (0, 900, N)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Two nodes with unequal parts of one table; their noises add up to that of one owner."""
+    with ExitStack() as stack:
+        running = []
+        for i, name in enumerate(NAMES):
+            folder = tmp_path_factory.mktemp(name)
+            tokens = prepare(folder, values=YES[EDGES[i] : EDGES[i + 1]], name=name)
+            running.append(stack.enter_context(threaded(folder, source=split(len(NAMES), i, 0.0))))
+            running[-1].token = tokens["alice"]
+        yield running
+
+
+@pytest.fixture
+def owners(nodes):
+    return [connect(node.url, token=node.token) for node in nodes]
+
+
+def kernel_for(kind, study):
+    if kind == "walk":
+        return Guided(np.eye(1) * 0.05, 0.7), 3.0
+    if kind == "family":
+        return Langevin(np.eye(1) * 0.05, 0.3, public_part(study.family, study.model, N)), 2.0
+    around = np.full(1, -0.85), np.eye(1) * N * 0.21
+    return ReferenceLangevin(np.eye(1) * 0.05, 0.5, study.model.log_prior, *around, 12.0), 0.5
+
+
+@pytest.mark.parametrize(("name", "kind"), [("coin", "walk"), ("bern", "family"), ("coin", "reference")])
+def test_the_chain_over_nodes_is_that_of_one_table(nodes, owners, monkeypatch, name, kind):
+    """Draw for draw. On a family each owner rounds its own scalar, which shows in the twelfth digit of the answer alone."""
+    doors = []
+    for owner in owners:
+        wanted = "guided" if kind == "walk" else "langevin"
+        approved, study, _ = owner.study(load(nodes[0].folder, name), kernel=wanted)
+        doors.append(owner.door(approved, study.model.fingerprint(), epsilon=2.0, delta=1e-6, run_id=f"bits-{kind}"))
+    kernel, sigma = kernel_for(kind, study)
+    several = drive(study, kernel, sigma, Rounds(study.model, doors, run_id=f"bits-{kind}"), PublicStream(3, CHAINS))
+    real = lattice.choose_gamma  # one owner with all the noise, on the lattice that two agree on
+    monkeypatch.setattr(lattice, "choose_gamma", lambda sigma, n: real(sigma / len(NAMES) ** 0.5, n))
+    one = local(study, kernel, sigma)
+    assert 0 < one["accepted"].mean() < 1
+    for key, value in one.items():
+        if kind == "family" and key == "sensitivity":
+            continue  # an owner of fewer records allows for less rounding
+        rounded = {"rtol": 0, "atol": 1e-9} if kind == "family" and key == "d_n_noisy" else {"rtol": 0, "atol": 0}
+        assert np.allclose(value, several[key], equal_nan=value.dtype != bool, **rounded), key
+
+
+def lying(monkeypatch, liar, lie, after=0):
+    """Let a node lie, once, after so many honest answers."""
+    honest, heard = Session._answer, []
+
+    async def answer(session, data):
+        reply = await honest(session, data)
+        if session.node is liar:
+            heard.append(data)
+            if len(heard) == after + 1:
+                return lie(reply)
+        return reply
+
+    monkeypatch.setattr(Session, "_answer", answer)
+
+
+def test_langevin_on_any_model_over_nodes_until_one_of_them_lies(nodes, owners, monkeypatch):
+    """Each pays from its own account; the liar is named, nothing of the lie is used, and what was drawn before is there."""
+    steps = 6
+    lying(monkeypatch, nodes[1].node, LIES["not a number"], after=2 * steps + 1)  # two questions a step, then one more
+    with pytest.raises(BadAnswer, match="'Birch' sent") as caught:
+        sf.sample(
+            load(nodes[0].folder, "coin"), owners, epsilon=2.0, delta=1e-6, kernel="langevin", max_iterations=40, chains=2,
+            seed=1, pilot_share=0.0, guess={"p": 0.3}, force=True, progress=False,
+        )  # fmt: skip
+    assert caught.value.owner == "Birch"
+    run = caught.value.run
+    assert (run.plan["kernel"], run.iterations) == ("langevin", steps)
+    assert np.isfinite(run.transcript["d_n_noisy"]).all()
+    assert "planned posterior standard deviations" in str(run.privacy)
+    assert [owner.owner for owner in run.privacy.owners] == list(NAMES)
+    for i, node in enumerate(nodes):
+        (account,) = [a for a in node.node.books.ledger.accounts() if a.about.get("epsilon") == 2.0][-1:]
+        share = run.plan["owners"][i]["share"]
+        scalars = ((run.transcript["widths"][..., i] / run.plan["sigma"]) ** 2).sum() / share
+        # What the public transcript says each step cost, and one step more that was asked and not used.
+        assert 0 < scalars < run.transcript["mu_squared"].sum() < account.spent / QUANTA_PER_UNIT
+        assert account.spent / QUANTA_PER_UNIT == pytest.approx(
+            run.transcript["mu_squared"].sum() * (steps + 1) / steps, rel=0.3
+        )
+
+
+def test_an_owner_without_proven_bounds_is_asked_for_walks_only(nodes, owners):
+    coin, there = load(nodes[0].folder, "coin"), nodes[1].node.studies["coin"]
+    parties = as_owners(owners, 2.0, 1e-6)
+    assert all(study.near is not None for study in _studies(coin, parties, None, "certify", "auto"))
+    clipped = StudyEntry(model="model.py:coin", sensitivity={"kind": "clip", "bound": 0.5})
+    stated = ApprovedStudy("coin", clipped, coin, {"y": sf.Binary()}, there.n).public()
+    assert (there.public().near, stated.near) == (True, False)
+    owners[1].studies["coin"] = stated
+    assert all(study.near is None for study in _studies(coin, parties, None, "certify", "auto"))
+    with pytest.raises(InvalidInput, match="the owner can prove for study 'coin'"):
+        owners[1].study(coin, kernel="langevin")
+
+
+def changed(reply, **fields):
+    """A reply with fields that no honest program would send, as the wire would carry them."""
+    return msgspec.msgpack.encode(msgspec.to_builtins(decode_reply(reply)) | fields)
+
+
+LIES = {
+    "garbage": lambda reply: b"\xc1 these are no numbers",
+    "nothing": lambda reply: b"",
+    "not a number": lambda reply: changed(reply, numbers=[float("nan")] * 2),
+    "text": lambda reply: changed(reply, numbers=["1", "2"]),
+    "an endless width": lambda reply: changed(reply, widths=[float("inf")]),
+    "another id": lambda reply: encode(msgspec.structs.replace(decode_reply(reply), id="another")),
+    "too many": lambda reply: changed(reply, numbers=[1] * 3),
+}
+
+
+def test_whatever_a_node_sends_in_place_of_an_answer_its_name_is_on_it(nodes, owners, monkeypatch):
+    doors = [
+        owner.door("bern", owner.studies["bern"].models[0], epsilon=0.2, delta=1e-6, run_id="lies") for owner in owners
+    ]
+    rounds = Rounds(natural_model(sf.families.Bernoulli()), doors, run_id="lies")
+    arguments = "gradient", np.zeros(1), np.eye(1), 1.0, 300.0
+    assert np.isfinite(rounds.release(*arguments)).all()
+    for lie in LIES.values():
+        with monkeypatch.context() as patch:
+            lying(patch, nodes[1].node, lie)
+            with pytest.raises(BadAnswer, match="'Birch' sent") as caught:
+                rounds.release(*arguments)
+        assert caught.value.owner == "Birch"
+    rounds.close()
+
+
+def test_a_node_that_comes_with_another_promise_is_named(nodes, owners, monkeypatch):
+    opened = Node.open_run
+
+    def other(self, *arguments):
+        run = opened(self, *arguments)
+        run.facts = msgspec.structs.replace(run.facts, epsilon=9.0)
+        return run
+
+    monkeypatch.setattr(Node, "open_run", other)
+    with pytest.raises(BadAnswer, match="'Amber' sent another promise"):
+        owners[0].door("bern", owners[0].studies["bern"].models[0], epsilon=0.2, delta=1e-6, run_id="other")
+
+
+def test_a_node_that_stays_paused_counts_as_lost(nodes, owners):
+    owners[1]._line.patience = 0.1
+    doors = [
+        owner.door("bern", owner.studies["bern"].models[0], epsilon=0.2, delta=1e-6, run_id="p") for owner in owners
+    ]
+    rounds = Rounds(natural_model(sf.families.Bernoulli()), doors, run_id="p")
+    nodes[1].node.pause("owner")
+    try:
+        with pytest.raises(
+            OwnerLost, match=r"'Birch' did not but refused as long as it was asked \(paused\)"
+        ) as caught:
+            rounds.release("gradient", np.zeros(1), np.eye(1), 1.0, 300.0)
+    finally:
+        nodes[1].node.resume("owner")
+    assert caught.value.owner == "Birch"
+    assert rounds.left > 0
+    rounds.close()
