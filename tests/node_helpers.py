@@ -1,7 +1,6 @@
 """A real node for tests: on loopback, in a thread (where noise can be injected) or in a process (which can be killed)."""
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -58,8 +57,6 @@ def coin(y):
 
 bern = sf.families.Bernoulli()
 """
-# What one start compiled, the next one finds: a node that is killed two hundred times must start quickly.
-FAST_START = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 YES = (np.arange(N) % 10 < 3).astype(int)
 
 
@@ -128,13 +125,12 @@ def threaded(folder: Path, source=None):
 class Process:
     """A node in a process of its own."""
 
-    def __init__(self, folder: Path, wait: bool = True, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, wait: bool = True) -> None:
         self.folder, self.url = folder, f"http://127.0.0.1:{read_owner(folder / 'owner.toml').listen.port}"
         code = "import sys; from sfumato.cli import main; sys.exit(main())"
         self._out = (folder / "console.out").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "serve", str(folder / "owner.toml")], stdout=self._out, stderr=self._out,
-            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax"), **FAST_START} | (environment or {}),
+            [sys.executable, "-c", code, "serve", str(folder / "owner.toml")], stdout=self._out, stderr=self._out
         )  # fmt: skip
         if wait:
             wait_for(self.url, self.process)

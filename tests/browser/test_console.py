@@ -1,6 +1,7 @@
 """The owner's console in a real browser: what it shows is the ledger's, and its buttons do what they say."""
 
 import shutil
+import threading
 import time
 
 import pytest
@@ -87,7 +88,7 @@ def test_the_budget_shown_is_the_ledgers(node, page):
 
 
 def test_who_asked_what_is_there(node, page):
-    runs = page.locator("#runs tr")
+    runs = page.locator("#runs tr", has_text="seen-run")
     assert runs.count() == 1
     line = runs.first.inner_text()
     assert "bern" in line and "alice" in line and "seen-run" in line and "connected" in line
@@ -106,13 +107,40 @@ def test_answers_per_second_are_counted(node, page):
     assert page.text_content("#rate") != "0"
 
 
+class Asking(threading.Thread):
+    """Another connection that asks without a break; when its answers came, until it is refused."""
+
+    def __init__(self, node):
+        super().__init__(daemon=True)
+        owner = connect(node.url, token=node.tokens["bob"], patience=0.2)
+        self._door = owner.door("bern", owner.studies["bern"].models[0], epsilon=0.5, delta=1e-6, run_id="asking")
+        self._door.begin(TERMS)
+        self._door.ask("first", Statistic(chains=2))
+        self.answered, self.refused = [], None
+
+    def run(self):
+        try:
+            while True:
+                self._door.ask("first", Statistic(chains=2))  # always the same answer: it costs nothing
+                self.answered.append(time.monotonic())
+        except OwnerRefused as refused:
+            self.refused = refused.code
+            self._door.close()
+
+
 def test_pause_stops_answers_within_a_second_and_resume_starts_them(node, page):
+    asking = Asking(node)
     page.focus("#pause")
+    asking.start()
+    while len(asking.answered) < 20:
+        assert asking.is_alive()
+        time.sleep(0.01)
     page.keyboard.press("Enter")
-    began = time.monotonic()
+    clicked = time.monotonic()
+    asking.join(30)
+    assert asking.refused == "paused"
+    assert asking.answered[-1] - clicked < 1.0
     page.wait_for_selector("#state.paused")
-    while not node.node.paused:
-        assert time.monotonic() - began < 1.0
     with pytest.raises(OwnerRefused) as refused:
         node.door.ask("while-paused", Statistic(chains=2))
     assert refused.value.code == "paused"

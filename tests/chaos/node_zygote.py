@@ -1,11 +1,11 @@
 """Starts a node per line of standard input, by forking a process that has everything imported and nothing running.
 
-A line is ``start MODE COUNT``: the child kills itself with SIGKILL at the COUNT-th moment of that MODE, or lives until somebody
-else does. The pid is answered. Forking saves the imports, which are most of a start.
+A line is JSON, ``[PATH, MODE, COUNT]``: the child serves the owner's file and kills itself with SIGKILL at the COUNT-th moment of
+that MODE, or lives until somebody else does. The pid is answered. Forking saves the imports, which are most of a start.
 """
 
+import json
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -54,9 +54,6 @@ def child(path: Path, mode: str, count: int) -> None:
     if mode in MOMENTS:
         owner, name, after = MOMENTS[mode]
         bomb(owner, name, count, after=after)
-    elif mode == "full-disk":
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (count, count))
     serving.serve(read_owner(path))
 
 
@@ -64,15 +61,14 @@ def main() -> None:
     from jax._src import xla_bridge
 
     assert not xla_bridge._backends, "a fork must come before JAX starts its threads"
-    path = Path(sys.argv[1])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     for line in sys.stdin:
-        _, mode, count = line.split()
+        path, mode, count = json.loads(line)
         pid = os.fork()
         if pid == 0:
             os.close(0)
             try:
-                child(path, mode, int(count))
+                child(Path(path), mode, count)
             finally:
                 os._exit(1)
         print(pid, flush=True)

@@ -1,10 +1,13 @@
 """A node that is killed, starved and crowded: never an overspend, never two noises for one query, and the chain finishes.
 
-`SFUMATO_CHAOS_ROUNDS=200` kills as often as the design asks for; an ordinary run of the tests kills less often.
+`make chaos` (SFUMATO_CHAOS_ROUNDS=200) kills as often as the design asks for; an ordinary run of the tests kills once at every
+planted moment, and once at random.
 """
 
+import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -12,6 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
+from datetime import timedelta
 from pathlib import Path
 
 import jax
@@ -20,21 +24,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from node_helpers import FAST_START, N, load, prepare, threaded, wait_for
+from node_helpers import N, call, load, prepare, threaded, wait_for
 from sfumato.access.questions import Correction, Statistic, Terms, decode_reply
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
 from sfumato.access.wire import Ask, Begin, Open
+from sfumato.cli import main
+from sfumato.cli.ledger import PROBLEMS_FOUND
 from sfumato.errors import BudgetSpent, OwnerRefused
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, State
+from sfumato.node import tokens as tokens_module
 from sfumato.node.config import read_owner
+from sfumato.node.tokens import TokenFile
 from sfumato.vault.lattice import choose_gamma
 from sfumato.vault.ledger import Ledger
 
-ROUNDS = int(os.environ.get("SFUMATO_CHAOS_ROUNDS", "16"))
 MODES = (
-    "random",
     "before-reserve",
     "after-reserve",
     "before-answer",
@@ -43,7 +49,11 @@ MODES = (
     "handshake",
     "open",
     "account",
+    "random",
 )
+ROUNDS = int(os.environ.get("SFUMATO_CHAOS_ROUNDS", len(MODES)))
+MOMENTS = {"open": 2, "account": 3, "in-fold": 3}
+"""How often a moment comes for sure while two clients reconnect; twelve times, where nothing is said."""
 STEPS, CHAINS = 30, 2
 TERMS = Terms(
     kernel="langevin", chains=2, sigma=20.0, gamma=choose_gamma(20.0, N), matrix=[[0.04]], proposal_sigma=60.0,
@@ -56,17 +66,20 @@ class Zygote:
     """Starts nodes quickly, one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.url = f"http://127.0.0.1:{read_owner(folder / 'owner.toml').listen.port}"
-        environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder / "jax")} | FAST_START
         self._out = (folder / "console.out").open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(HERE / "node_zygote.py"), str(folder / "owner.toml")], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._out, env=environment,
+            [sys.executable, "-W", "ignore", str(HERE / "node_zygote.py")], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._out,
         )  # fmt: skip
-        self.pid = 0
+        self.pid, self.url, self._path = 0, "", ""
+
+    def serve(self, folder: Path) -> None:
+        """From now on, start nodes of this owner."""
+        self._path = str(folder / "owner.toml")
+        self.url = f"http://127.0.0.1:{read_owner(self._path).listen.port}"
 
     def start(self, mode: str = "none", count: int = 0, *, wait: bool = True) -> None:
-        self._process.stdin.write(f"start {mode} {count}\n")
+        self._process.stdin.write(json.dumps([self._path, mode, count]) + "\n")
         self._process.stdin.flush()
         self.pid = int(self._process.stdout.readline())
         if wait:
@@ -93,12 +106,19 @@ class Zygote:
         self._out.close()
 
 
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def nursery(tmp_path):
+def nursery(tmp_path, zygote):
     tokens = prepare(tmp_path, studies=("bern",))
-    zygote = Zygote(tmp_path)
+    zygote.serve(tmp_path)
     yield tmp_path, tokens, zygote
-    zygote.close()
+    zygote.kill()
 
 
 def chain(folder, owner, seen: dict):
@@ -210,18 +230,19 @@ def test_kill_nine_again_and_again(nursery):
     assert len(seen["hammer"]) > 0
     zygote.kill(signal.SIGTERM)  # a clean end folds the journal
     check_books(folder, seen)
-    print(f"{ROUNDS} rounds; died by the planted moment: {deaths}; {steps[-1]} steps, {len(seen['hammer'])} queries")
-    assert sum(deaths.values()) >= ROUNDS // 2
+    print(f"{ROUNDS} rounds; died at the planted moment: {deaths}; {steps[-1]} steps, {len(seen['hammer'])} queries")
+    assert sum(deaths.values()) == ROUNDS
+    assert all(deaths[mode] > 0 for mode in MODES[:ROUNDS])  # every planted moment came
 
 
 def kill_often(zygote, token, trouble):
-    """Start and kill, at random and at planted moments; how often the planted moment came."""
+    """Start and kill, at random and at planted moments; how often each moment came."""
     rng, deaths = random.Random(6), dict.fromkeys(MODES, 0)  # noqa: S311
     for round_ in range(ROUNDS):
         mode = MODES[round_ % len(MODES)]
         zygote.kill()
-        zygote.start(mode, rng.randint(1, 3 if mode in ("open", "account", "in-fold") else 12), wait=False)
-        until = time.monotonic() + (rng.uniform(0.0, 4.0) if mode == "random" else 20.0)
+        zygote.start(mode, rng.randint(1, MOMENTS.get(mode, 12)), wait=False)
+        until = time.monotonic() + (rng.uniform(0.0, 4.0) if mode == "random" else 90.0)
         while zygote.alive() and time.monotonic() < until:
             if mode == "handshake":
                 with_handshake(zygote.url, token)
@@ -239,29 +260,48 @@ def with_handshake(url, token):
         pass
 
 
-@pytest.mark.parametrize("size", [0, 150_000], ids=["read-only", "full"])
-def test_a_disk_that_takes_no_more_stops_answers_and_loses_none(nursery, size):
+def let_files_grow_to(pid: int, size: int) -> None:
+    """No file of a running process can be written beyond this size; at 0 not at all, not even by root; at -1 freely."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if size < 0 else size, hard))
+
+
+def test_a_disk_that_takes_no_more_stops_answers_and_loses_none(nursery):
+    """The disk of a running node becomes read-only, comes back, fills up, and comes back."""
     folder, tokens, zygote = nursery
     zygote.start()
-    owner = connect(zygote.url, token=tokens["alice"], patience=2.0)
+    owner = connect(zygote.url, token=tokens["alice"], patience=0.3)
     door = owner.door("bern", owner.studies["bern"].models[0], epsilon=5.0, delta=1e-6, run_id="disk")
     door.begin(TERMS)
-    seen = {f"q/{i}": door.ask(f"q/{i}", Statistic(chains=2)) for i in range(5)}
-    zygote.kill(signal.SIGTERM)
-    zygote.start("full-disk", size, wait=False)
-    refused = None
-    for i in range(5, 4000):
-        try:
-            seen[f"q/{i}"] = door.ask(f"q/{i}", Statistic(chains=2))
-        except (OwnerRefused, ConnectionError) as error:
-            refused = error
-            break
-    assert refused is not None
+    seen = {}
+
+    def ask(count):
+        for _ in range(count):
+            name = f"q/{len(seen)}"
+            seen[name] = door.ask(name, Statistic(chains=2))
+
+    ask(5)
+    largest = max(path.stat().st_size for path in folder.glob("owner.ledger*"))
+    for size, some in ((0, 0), (largest + 20_000, 10)):
+        before = len(seen)
+        let_files_grow_to(zygote.pid, size)
+        with pytest.raises(OwnerRefused) as refused:
+            ask(4000)
+        assert len(seen) >= before + some
+        assert refused.value.code == "ledger"  # the node is there, and says what is the matter
+        with pytest.raises(OwnerRefused) as refused:
+            door.ask("another", Statistic(chains=2))
+        assert refused.value.code == "ledger"
+        assert call(f"{zygote.url}/healthz")[0] == 200
+        let_files_grow_to(zygote.pid, -1)
+        ask(5)  # the same node goes on
     zygote.kill()
     zygote.start()
-    for name, reply in list(seen.items())[:50]:
-        assert door.ask(name, Statistic(chains=2)) == reply
-    assert door.ask("after", Statistic(chains=2)).id == "after"
+    door.close()
+    patient = connect(zygote.url, token=tokens["alice"])
+    door = patient.door("bern", patient.studies["bern"].models[0], epsilon=5.0, delta=1e-6, run_id="disk")
+    door.begin(TERMS)
+    assert all(door.ask(name, Statistic(chains=2)) == reply for name, reply in seen.items())
     zygote.kill(signal.SIGTERM)
     check_books(folder, {"disk": seen})
 
@@ -279,7 +319,40 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
         seen = {f"q/{i}": door.ask(f"q/{i}", Statistic(chains=2)) for i in range(300)}
         assert all(door.ask(name, Statistic(chains=2)) == reply for name, reply in list(seen.items())[::30])
         door.close()
+        check_tokens_by_the_clock(running, tmp_path, monkeypatch)
     check_books(tmp_path, {"clock": seen})
+
+
+def check_tokens_by_the_clock(running, folder, monkeypatch):
+    """A token with an end is refused once the clock has passed it; a clock that goes back spends nothing and loses nothing."""
+    token = TokenFile(folder / "tokens.json").add("brief", days=1)
+    owner = connect(running.url, token=token)
+    door = owner.door("bern", owner.studies["bern"].models[0], epsilon=2.0, delta=1e-6, run_id="brief")
+    door.begin(TERMS)
+    seen = {f"q/{i}": door.ask(f"q/{i}", Statistic(chains=2)) for i in range(5)}
+    left, real = door.left, tokens_module.now
+    with monkeypatch.context() as later:
+        later.setattr(tokens_module, "now", lambda: real() + timedelta(days=2))
+        for knock in (lambda: connect(running.url, token=token), lambda: ask_until_refused(door)):
+            with pytest.raises(OwnerRefused) as refused:
+                knock()
+            assert refused.value.code == "unauthorised"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(tokens_module, "now", lambda: real() - timedelta(days=20_000))
+        connect(running.url, token=token)
+        assert all(door.ask(name, Statistic(chains=2)) == reply for name, reply in seen.items())
+        assert door.left == left
+        cost = door.ask("next", Statistic(chains=2)).quanta
+        assert door.left == left - cost
+    door.close()
+
+
+def ask_until_refused(door):
+    """The connection under way is cut within a second; then the door dials again."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        door.ask("q/0", Statistic(chains=2))
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -363,7 +436,23 @@ def test_fifty_clients_on_a_budget_for_ten(crowded):
         assert ledger.verify().ok
 
 
-def test_backup_and_restore_of_a_node_in_use(tmp_path):
+def command(capsys, verb, *arguments):
+    """Exit code and problems of `sfumato ledger`."""
+    capsys.readouterr()
+    code = main(["ledger", verb, *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out).get("problems", [])
+
+
+def copied(capsys, source, target):
+    """Copy a ledger as the manual says; the head the command prints."""
+    capsys.readouterr()
+    assert main(["ledger", "backup", str(source), str(target), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] and Path(said["path"]) == target
+    return said["head"]
+
+
+def test_backup_and_restore_of_a_node_in_use(tmp_path, capsys):
     tokens = prepare(tmp_path, studies=("bern",))
     with threaded(tmp_path) as running:
         owner = connect(running.url, token=tokens["alice"])
@@ -371,21 +460,19 @@ def test_backup_and_restore_of_a_node_in_use(tmp_path):
         door.begin(TERMS)
         seen = {f"q/{i}": door.ask(f"q/{i}", Statistic(chains=2)) for i in range(20)}
         running.node.books.journal.fold()
-        old = running.node.books.ledger.backup(tmp_path / "old.ledger")
+        old = copied(capsys, tmp_path / "owner.ledger", tmp_path / "old.ledger")
         seen |= {f"q/{i}": door.ask(f"q/{i}", Statistic(chains=2)) for i in range(20, 300)}
         door.close()
-    with Ledger(tmp_path / "owner.ledger") as ledger:
-        newest = ledger.head()
-        ledger.backup(tmp_path / "new.ledger")
-    with Ledger(tmp_path / "old.ledger") as restored:
-        assert restored.verify().ok and restored.head() == old
-        assert any("cut off" in problem for problem in restored.verify(newest).problems)  # too old to be used
+    newest = copied(capsys, tmp_path / "owner.ledger", tmp_path / "new.ledger")
+    assert newest != old
+    assert command(capsys, "verify", tmp_path / "old.ledger", "--head", old) == (0, [])
+    code, problems = command(capsys, "verify", tmp_path / "old.ledger", "--head", newest)
+    assert code == PROBLEMS_FOUND and any("cut off" in problem for problem in problems)  # too old to be used
     (tmp_path / "owner.ledger").unlink()
     for leftover in tmp_path.glob("owner.ledger-*"):
         leftover.unlink()
     (tmp_path / "new.ledger").rename(tmp_path / "owner.ledger")
-    with Ledger(tmp_path / "owner.ledger") as restored:
-        assert restored.verify(newest).ok
+    assert command(capsys, "verify", tmp_path / "owner.ledger", "--head", newest) == (0, [])
     with threaded(tmp_path) as running:
         owner = connect(running.url, token=tokens["alice"])
         door = owner.door("bern", owner.studies["bern"].models[0], epsilon=5.0, delta=1e-6, run_id="kept")

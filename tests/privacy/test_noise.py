@@ -165,6 +165,21 @@ def test_the_pool_draws_ahead_and_no_further_than_its_depth():
         assert eventually(lambda: source.last == 50)
 
 
+def test_the_thread_sleeps_while_there_is_enough(monkeypatch):
+    """Waking it for every value would cost more than the value: it is told when a block is empty, or when more are wanted."""
+    with NoisePool(Counter(), block=100, depth=2) as pool:
+        pool.take(1)
+        told = []
+        monkeypatch.setattr(pool._shelf.changed, "notify_all", lambda: told.append(1))
+        for _ in range(98):
+            pool.take(1)
+        assert not told
+        pool.take(1)  # the last of its block
+        assert len(told) == 1
+        monkeypatch.undo()
+        assert pool.take(250).tolist() == list(range(100, 350))  # more than the depth: it grows, and the thread hears of it
+
+
 def test_taken_values_are_zeroed_inside_and_the_answer_is_its_own():
     with NoisePool(Counter(), block=100, depth=1) as pool:
         taken = pool.take(40)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from time import time
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ from starlette.routing import WebSocketRoute
 
 from sfumato import __version__
 from sfumato.errors import InvalidInput
-from sfumato.node import catalogue
+from sfumato.node import catalogue, tokens
 from sfumato.node.catalogue import CATALOGUE, Refusal
 from sfumato.node.guard import App, Guard, Receive, Scope, Send, send_refusal
 from sfumato.node.session import Session
@@ -282,7 +282,7 @@ def _console(node: Node, who: str) -> dict[str, Any]:
             for run in reversed(runs[-SHOWN_RUNS:])
         ],
         "tokens": [
-            {"name": line.name, "kind": line.kind, "expires": line.expires, "state": line.state(datetime.now(UTC))}
+            {"name": line.name, "kind": line.kind, "expires": line.expires, "state": line.state(tokens.now())}
             | {"self": line.name == who}
             | {"budget": _amount(analysts[line.name]) if line.name in analysts else None}
             for line in node.tokens.all().values()
@@ -344,11 +344,15 @@ def _errors(app: FastAPI, node: Node) -> None:
 
 
 def _describe(app: FastAPI) -> None:
-    """The OpenAPI document, with our own refusals in place of FastAPI's."""
+    """The OpenAPI document, with our own refusals in place of FastAPI's: JSON, whatever the answer itself is."""
     made = app.openapi()
+    shape = {"application/json": {"schema": {"$ref": f"#/components/schemas/{RefusalBody.__name__}"}}}
     for path in made["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
+            for status, response in operation["responses"].items():
+                if int(status) >= 400:
+                    response["content"] = shape
 
 
 def _json(value: Any) -> Response:

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ import msgspec
 from sfumato import __version__
 from sfumato.access.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Terms
 from sfumato.access.wire import Handshake, Open
+from sfumato.node import tokens
 from sfumato.node.books import Books
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile
@@ -290,7 +290,7 @@ class Node:
         now, valid = time.monotonic(), self.tokens.all()
         for session in list(self.sessions):
             token = valid.get(session.token.name)
-            if token is None or not token.valid_at(datetime.now(UTC)):
+            if token is None or not token.valid_at(tokens.now()):
                 session.stop("revoked")
             elif session.late(now):
                 session.stop("too-slow")

@@ -30,6 +30,11 @@ Kind = Literal["analyst", "owner", "monitor"]
 KINDS: tuple[Kind, ...] = ("analyst", "owner", "monitor")
 
 
+def now() -> datetime:
+    """The time that tokens go by."""
+    return datetime.now(UTC)
+
+
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the file: everything but the secret."""
 
@@ -93,15 +98,15 @@ class TokenFile:
             raise InvalidInput(f"the kind of a token must be one of {', '.join(KINDS)}, got {kind!r}.")
         if days is not None and not days > 0:
             raise InvalidInput(f"a token must live for more than zero days, got {days}.")
-        secret, salt, now = secrets.token_urlsafe(_SECRET_BYTES), secrets.token_bytes(16), datetime.now(UTC)
-        expires = None if days is None else (now + timedelta(days=days)).isoformat(timespec="seconds")
+        secret, salt, made = secrets.token_urlsafe(_SECRET_BYTES), secrets.token_bytes(16), now()
+        expires = None if days is None else (made + timedelta(days=days)).isoformat(timespec="seconds")
         with self._exclusive():
             known = self._read()
             if name in known:
                 raise InvalidInput(
-                    f"a name is given out once, and {name!r} was ({known[name].state(now)}); choose another."
+                    f"a name is given out once, and {name!r} was ({known[name].state(made)}); choose another."
                 )
-            line = Token(name, kind, salt.hex(), _hash(secret, salt).hex(), now.isoformat(timespec="seconds"), expires)
+            line = Token(name, kind, salt.hex(), _hash(secret, salt).hex(), made.isoformat(timespec="seconds"), expires)
             self._write(known | {name: line})
         return f"{PREFIX}_{name}_{secret}"
 
@@ -112,7 +117,7 @@ class TokenFile:
             if name not in known:
                 raise InvalidInput(f"there is no token named {name!r:.80}; `sfumato token list` shows them.")
             if known[name].revoked is None:
-                revoked = datetime.now(UTC).isoformat(timespec="seconds")
+                revoked = now().isoformat(timespec="seconds")
                 self._write(known | {name: msgspec.structs.replace(known[name], revoked=revoked)})
             return self._read()[name]
 
@@ -140,7 +145,7 @@ class TokenFile:
                 return None
             self._seen[digest] = name
         found = lines.get(name)
-        return found if found is not None and found.valid_at(datetime.now(UTC)) else None
+        return found if found is not None and found.valid_at(now()) else None
 
     # -- the file -----------------------------------------------------------------------------------------------------
 

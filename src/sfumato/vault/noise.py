@@ -146,8 +146,9 @@ class _Shelf:
         """Move values into `out`, first come first served, and zero them where they were."""
         with self.changed:
             # Who asks for many will ask for as many again: they are drawn while this lot is used.
-            self.depth = max(self.depth, -(-out.size // block))
-            self.changed.notify_all()
+            if (depth := -(-out.size // block)) > self.depth:
+                self.depth = depth
+                self.changed.notify_all()  # only then: waking the thread for every value costs more than the value
             filled = 0
             while filled < out.size:
                 self._await_block()
