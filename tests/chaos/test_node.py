@@ -52,7 +52,7 @@ MODES = (
     "random",
 )
 ROUNDS = int(os.environ.get("SFUMATO_CHAOS_ROUNDS", len(MODES)))
-MOMENTS = {"open": 2, "account": 3, "in-fold": 3}
+MOMENTS = {"open": 1, "account": 3, "in-fold": 3}
 """How often a moment comes for sure while two clients reconnect; twelve times, where nothing is said."""
 STEPS, CHAINS = 30, 2
 TERMS = Terms(

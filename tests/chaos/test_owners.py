@@ -67,6 +67,7 @@ def test_a_node_that_is_killed_and_started_again_costs_no_overspend_and_the_run_
     folder, steps = tmp_path / "node", 150
     tokens = prepare(folder, studies=("bern",), name="Cedar")
     family, zygote = load(folder, "bern"), Zygote(folder)
+    zygote.serve(folder)
     settings = {"kernel": "langevin", "chains": 2, "seed": 3, "force": True, "pilot_share": 0.0, "guess": {"p": 0.3}}
     monkeypatch.setattr(rounds, "PAUSE", 0.01)
     real, strikes = RemoteDoor.ask, {}

@@ -236,5 +236,5 @@ def test_a_run_is_resumed_by_passing_the_family(finished, monkeypatch):
     assert np.array_equal(again.transcript["theta"][:, : run.iterations], run.transcript["theta"])
     with pytest.raises(CheckpointError, match="not the one"):
         sf.resume(base / "run", YES, model=f.Bernoulli(prior=dist.Beta(2.0, 2.0)))
-    with pytest.raises(InvalidInput, match="pass it as model="):
+    with pytest.raises(InvalidInput, match="pass the same one as model="):
         sf.resume(base / "run", YES)
