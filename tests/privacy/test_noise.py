@@ -169,6 +169,8 @@ def test_the_thread_sleeps_while_there_is_enough(monkeypatch):
     """Waking it for every value would cost more than the value: it is told when a block is empty, or when more are wanted."""
     with NoisePool(Counter(), block=100, depth=2) as pool:
         pool.take(1)
+        while len(pool._shelf.blocks) < 2:  # until the thread has nothing more to do
+            time.sleep(0.001)
         told = []
         monkeypatch.setattr(pool._shelf.changed, "notify_all", lambda: told.append(1))
         for _ in range(98):
@@ -177,7 +179,8 @@ def test_the_thread_sleeps_while_there_is_enough(monkeypatch):
         pool.take(1)  # the last of its block
         assert len(told) == 1
         monkeypatch.undo()
-        assert pool.take(250).tolist() == list(range(100, 350))  # more than the depth: it grows, and the thread hears of it
+        # More than the depth: it grows, and the thread hears of it.
+        assert pool.take(250).tolist() == list(range(101, 351))
 
 
 def test_taken_values_are_zeroed_inside_and_the_answer_is_its_own():
