@@ -74,18 +74,27 @@ def test_a_client_who_comes_back_while_the_node_tidies_keeps_its_desk(house):
             refused()
 
 
-def test_only_what_is_compiled_is_answered_in_the_loop(house):
+def test_only_what_is_compiled_is_answered_in_the_loop():
     question, warm = Statistic(chains=1), set()
-    run = ActiveRun("alice", None, "r", SimpleNamespace(is_warm=lambda asked: type(asked) in warm), None, None)
-    run.settle_terms(1, 1)
+    desk = SimpleNamespace(is_warm=lambda asked: type(asked) in warm, here=True)
+    run = ActiveRun("alice", None, "r", desk, SimpleNamespace(rows=state.LIGHT_TERMS), None)
+    run.settle_terms(TERMS)
     assert not run.answers_at_once(question)
     warm.add(Statistic)
     assert run.answers_at_once(question)
     with run.on_a_thread():  # somebody else is at the desk: the loop would wait for them
         assert not run.answers_at_once(question)
     assert run.answers_at_once(question)
-    run.settle_terms(1, state.LIGHT_TERMS + 1)
-    assert not run.answers_at_once(question)
+    walk = msgspec.structs.replace(TERMS, kernel="walk")
+    for terms, here, light in [
+        (walk, True, True),
+        (msgspec.structs.replace(walk, chains=2), True, False),  # too many records for the loop
+        (walk, False, False),  # records on other machines: one would wait for them
+        (msgspec.structs.replace(TERMS, centre=[0.1]), True, False),
+    ]:
+        desk.here = here
+        run.settle_terms(terms)
+        assert run.answers_at_once(question) is light
 
 
 def test_a_desk_is_warm_for_what_it_has_computed_under_these_terms(house):
