@@ -18,7 +18,7 @@ def audit(
     ] = 1000,
     confidence: Annotated[float, typer.Option("--confidence", help="Of the bound.")] = 0.99,
     n: Annotated[
-        int | None, typer.Option("--n", help="Records, if the study does not say; 20 000 are made up at most.")
+        int | None, typer.Option("--n", help="Made-up records; by default as many as the study has, up to 20 000.")
     ] = None,
     kernel: Annotated[
         str | None, typer.Option("--kernel", help="Attack this kernel, not the one the study would use.")

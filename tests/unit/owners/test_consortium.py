@@ -311,7 +311,7 @@ def test_a_run_goes_on_with_the_same_owners_in_the_same_order(tmp_path):
         sf.resume(tmp_path / "c", other, model=coin)
     (own,) = (tmp_path / "c").glob("*amber*.sqlite")
     own.rename(tmp_path / "kept")
-    with pytest.raises(CheckpointError, match="the ledger that has paid for it"):
+    with pytest.raises(CheckpointError, match="the ledger that it paid from"):
         sf.resume(tmp_path / "c", owners()[:2], model=coin)
     (tmp_path / "kept").replace(own)
     other = owners()[:2]

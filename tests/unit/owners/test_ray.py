@@ -273,7 +273,7 @@ def test_a_node_over_shards_draws_what_one_process_draws_and_reads_its_table_onc
             kernel, sigma = kernel_for(run_id, study)
             rounds = Rounds(study.model, [door], run_id=run_id)
             remote = drive_remote(study, kernel, sigma, rounds, PublicStream(3, CHAINS))
-            assert not running.node.runs[f"run alice/{run_id}"].light  # the workers are waited for on a thread
+            assert not running.node.runs[f"run alice/{run_id}"]._light  # the workers are waited for on a thread
             assert_same(local(study, kernel, sigma), remote)
         assert shards._actors == before
         assert len(shards._studies) == 2
