@@ -219,10 +219,8 @@ class Walker:
 
 def compare(title: str, one: list, three: list, what: str, folder: Path, slices: int) -> float:
     """Ratio of a round over three nodes to one over a single node, taking turns."""
-    sides = [
-        Walker(one, what, folder, f"one {title}".replace(" ", "-")),
-        Walker(three, what, folder, f"three {title}".replace(" ", "-")),
-    ]
+    run = "".join(c if c.isalnum() else "-" for c in title)
+    sides = [Walker(nodes, what, folder, f"{run}-{len(nodes)}") for nodes in (one, three)]
     times = np.array([[side.slice() for side in sides] for _ in range(slices)])
     for side in sides:
         side.close()
