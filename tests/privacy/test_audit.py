@@ -1,5 +1,6 @@
 """The audit: honest runs pass, saboteurs are caught, and what it reports is a bound."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -13,7 +14,9 @@ from sfumato.auditor import Attack, Audit
 from sfumato.auditor.attack import attack, several, staged
 from sfumato.auditor.bound import SET_ASIDE, lower_bound, trade_off, upper_limits
 from sfumato.auditor.cast import furthest, make_cast, make_crowd
+from sfumato.auditor.terms import Terms
 from sfumato.errors import InvalidInput
+from sfumato.kernel import ReferenceLangevin
 from sfumato.planner import Plan, budget_mu
 from sfumato.planner.forecast import Picture
 from sfumato.study import make_study
@@ -126,6 +129,19 @@ def test_a_vault_that_does_not_clamp_is_caught(monkeypatch):
     with too_small() as everything:
         found = attack(everything, trials=100, confidence=0.99)
     assert found.mu_lower > MU and not found.passed
+
+
+def test_the_auditor_takes_no_kink_for_a_leak():
+    """At a logit of exactly zero automatic differentiation gives y x in place of (y - 1/2) x; the vault is right there."""
+    study = make_study(logistic, {"x": sf.Ball(1.0, dim=5), "y": sf.Binary()}, kernel="langevin")
+    across, centre = np.array([0.5, -0.5, 0.5, -0.5, 0.0]), np.full(5, 0.125)
+    pair = {"x": np.stack([across, -across]), "y": np.ones(2, np.int32)}
+    with jax.enable_x64(True):
+        kernel = ReferenceLangevin(0.1 * np.eye(5), 0.2, study.model.log_prior, centre, np.eye(5), 12.0)
+        first = Terms(study, kernel, N).first(pair)
+    apart = np.linalg.norm(first[0] - first[1])
+    assert apart == pytest.approx(0.1)  # half of each, whitened by a tenth
+    assert apart <= study.near.at(centre, kernel.matrix).gradients.diameter
 
 
 # -- the two records --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sfumato.access.questions import Release
 from sfumato.auditor.cast import Cast
 from sfumato.auditor.terms import Terms
 from sfumato.auditor.trials import Released
-from sfumato.kernel import Kernel, Langevin, ReferenceLangevin
+from sfumato.kernel import Kernel, Langevin
 
 
 class Digest(NamedTuple):
@@ -62,9 +62,6 @@ class Digester:
     def __init__(self, terms: Terms, cast: Cast, pilot: list[Release], kernel: Kernel | Langevin, sigma: float) -> None:
         self._terms, self._cast, self._sigma = terms, cast, sigma
         self._first_sigma = kernel.proposal_sigma if isinstance(kernel, Langevin) else 1.0
-        # The second query of Langevin around a reference point holds a gradient, which may be anything at a kink; the vault
-        # clamps it to a range that is known here by its width alone.
-        self._enforced = isinstance(kernel, ReferenceLangevin)
         self._pilot = [(question.sigma, terms.pilot(question, cast.people)) for question in pilot]
         self._first = terms.first(cast.people)
 
@@ -77,11 +74,7 @@ class Digester:
         parts.append(self._vectors(released.first_run, released.first, self._first_sigma, self._first))
         asked = np.isfinite(released.d_n_noisy)
         step = self._terms.step(self._cast.people, released.theta[asked], released.theta_prop[asked])
-        steps = self._scalars(released.run[asked], released.d_n_noisy[asked], self._sigma, step)
-        if self._enforced:
-            width = released.sensitivity[asked]
-            steps = steps._replace(other=steps.one + np.clip(steps.other - steps.one, -width, width))
-        parts.append(steps)
+        parts.append(self._scalars(released.run[asked], released.d_n_noisy[asked], self._sigma, step))
         return Digest(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _vectors(self, run: np.ndarray, answers: np.ndarray, sigma: float, terms: np.ndarray) -> Digest:

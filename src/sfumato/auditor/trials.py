@@ -36,8 +36,8 @@ class Released(NamedTuple):
     ----------
     pilot
         Answers to each of the pilot's questions: (run, k).
-    run, theta, theta_prop, d_n_noisy, sensitivity
-        Of each step of each chain: which run it is of, the pair, the answer (NaN: not asked), the width charged.
+    run, theta, theta_prop, d_n_noisy
+        Of each step of each chain: which run it is of, the pair, the answer (NaN: not asked).
     first_run, first
         The same for Langevin's first queries, whose answers are vectors.
     """
@@ -47,7 +47,6 @@ class Released(NamedTuple):
     theta: np.ndarray
     theta_prop: np.ndarray
     d_n_noisy: np.ndarray
-    sensitivity: np.ndarray
     first_run: np.ndarray
     first: np.ndarray
 
@@ -151,11 +150,10 @@ def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callabl
 def _steps(trial: int, chain: sampler.Chain, before: sampler.Chain) -> tuple[np.ndarray, ...]:
     """Pairs and answers of one run, chains one after another within a step."""
     dim, start = chain.study.model.dim, np.asarray(before.states.theta)
-    names = ("theta", "theta_prop", "d_n_noisy", "sensitivity")
-    theta, theta_prop, d_n_noisy, widths = (_joined(chain, name) for name in names)
+    theta, theta_prop, d_n_noisy = (_joined(chain, name) for name in ("theta", "theta_prop", "d_n_noisy"))
     here = np.concatenate([start[None], theta.reshape(-1, *start.shape)])[:-1]  # what is kept is theta after the step
     pairs = here.reshape(-1, dim), theta_prop.reshape(-1, dim)
-    return np.full(d_n_noisy.size, trial), *pairs, d_n_noisy.reshape(-1), widths.reshape(-1)
+    return np.full(d_n_noisy.size, trial), *pairs, d_n_noisy.reshape(-1)
 
 
 def _firsts(trial: int, chain: sampler.Chain) -> tuple[np.ndarray, np.ndarray]:
