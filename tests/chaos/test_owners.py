@@ -97,7 +97,8 @@ def test_a_node_that_is_killed_and_started_again_costs_no_overspend_and_the_run_
         part = sf.sample(
             family, parties(0.2), max_iterations=steps, checkpoint=tmp_path / "run", progress=False, **settings
         )
-        assert (part.stop_reason, part.stop_owner, part.iterations) == (sf.StopReason.OWNER_LOST, "Cedar", 40)
+        assert (part.stop_reason, part.stop_owner) == (sf.StopReason.OWNER_LOST, "Cedar")
+        assert part.iterations in (40, 41)  # that question may have been on its way before the blow
         zygote.start()
         strikes["90/statistic"] = kill_and_start_again
         whole = sf.resume(tmp_path / "run", parties(120.0), model=family)
