@@ -188,14 +188,15 @@ def test_a_run_that_fails_before_anyone_spends_leaves_no_checkpoint(home, capsys
     assert not (tmp_path / "out" / "checkpoint").exists()
 
 
-def test_a_table_before_a_node_asks_only_what_the_node_answers(home):
-    """A node answers walks on this model; a list that begins with a table must not be planned for more."""
+def test_a_table_and_a_node_answer_the_same_questions(home):
+    """Langevin around a reference point is planned for a list only if everyone in it can prove what it needs."""
     mine, node = home
     coin, domain = load(mine, "coin"), {"y": sf.Binary()}
     owners = [sf.Owner({"y": YES}, name="Birch"), sf.connect(node.url, token=(mine / "a.token").read_text().strip())]
     studies = _studies(coin, as_owners(owners, 3.0, 1e-6), domain, "certify", "auto")
-    assert [study.near for study in studies] == [None, None]
-    assert _studies(coin, as_owners(owners[:1], 3.0, 1e-6), domain, "certify", "auto")[0].near is not None
+    assert all(study.near is not None for study in studies)
+    stated = _studies(coin, as_owners(owners[:1], 3.0, 1e-6), domain, sf.Clip(bound=1.0), "auto")
+    assert [study.near for study in stated] == [None]
 
 
 def test_a_plan_over_owners_says_what_it_needs():
