@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "families.md", ROOT / "docs" / "owners.md"]
+RUN = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("quickstart", "families", "langevin", "owners"))]
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
 
