@@ -53,14 +53,14 @@ class Buckets:
     """
 
     def __init__(self, make: Callable[[], Bucket], kept: int = 4096) -> None:
-        self._make, self._kept = make, kept
+        self._make, self._most = make, kept
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     def of(self, visitor: str) -> Bucket:
         """The bucket of one visitor."""
         found = self._buckets.pop(visitor, None) or self._make()
         self._buckets[visitor] = found
-        if len(self._buckets) > self._kept:
+        if len(self._buckets) > self._most:
             self._buckets.popitem(last=False)
         return found
 
