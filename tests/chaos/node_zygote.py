@@ -27,10 +27,11 @@ def bomb(owner: type, name: str, count: int, *, after: bool) -> None:
     def armed(*arguments, **options):
         nonlocal calls
         calls += 1
-        if calls == count and not after:
+        mine = calls  # another thread may be called while this one is at work
+        if mine == count and not after:
             die()
         result = original(*arguments, **options)
-        if calls == count and after:
+        if mine == count and after:
             die()
         return result
 
