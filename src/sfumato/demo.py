@@ -6,8 +6,7 @@ the private one.
 
 The covariates are zeros and ones on purpose. What a budget buys is fixed by how far the most influential *possible*
 record can move the posterior, in posterior standard deviations: an extreme value that hardly anybody has costs as much
-as if everybody had it. Forecast at the known answer for four chains: 24 effective draws so, 15 with the birth cohort on a
-scale from -1 to 1. This coding was picked among a dozen on these public records; on private ones that would cost budget.
+as if everybody had it. This coding was picked among a dozen on these public records; on private ones that would cost budget.
 """
 
 from typing import Any, NamedTuple
@@ -22,12 +21,12 @@ from sfumato.errors import InvalidInput
 EPSILON = 1.0
 DELTA = 1e-7
 CHAINS = 2
-"""Two: the budget buys about thirty effective draws, and fewer longer chains show better whether they agree."""
+"""Two: the budget buys less than a hundred effective draws, and fewer longer chains show better whether they agree."""
 MIDDLE_COHORT = -13.0
 """Middle of the range of birth quarters, -54.5 to 28.5, counted from the cutoff for the Korean-war mortgage subsidy."""
 GUESS = {"intercept": 0.0, "b_veteran": 0.5, "b_nonwhite": -1.0, "b_younger": -1.0}
 """Round numbers near the known answer, chosen with these public records in view. A private study needs an outside source;
-without guess and example the first plan of this one is far too hopeful (211 effective draws where about 25 come)."""
+without guess and example the first plan of this one is too hopeful."""
 LABELS = {"intercept": "intercept", "b_veteran": "veteran", "b_nonwhite": "nonwhite", "b_younger": "born later"}
 COVARIATES = ("veteran", "nonwhite", "younger")
 
