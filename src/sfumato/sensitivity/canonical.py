@@ -3,7 +3,7 @@ r"""Log-densities written so that their slopes in the natural predictors are sim
 NumPyro's own formulas guard against overflow by splitting a function in pieces (``max(z, 0) + log1p(exp(-|z|))``), and
 pieces blur slopes. Here the same densities are written with whole functions that have closed-form slopes: softplus,
 whose slope is the logistic function, and log-sum-exp, whose slopes are softmax weights. The functions exist for the
-interpreter only: they are never run, and the vault keeps evaluating NumPyro's formulas.
+interpreter only: the vault evaluates NumPyro's formulas, and walks these for gradients alone (`pointwise`).
 """
 
 from collections.abc import Callable
