@@ -275,13 +275,14 @@ def cell(name: str, epsilon: float, args: argparse.Namespace, exact: tuple[np.nd
         found = run_many(study, data, replace(plan, iterations=steps), kernel, args.runs, pilots, args.pilots)
         row = {"case": name, "epsilon": epsilon, "kernel": kernel, "auto": auto.kernel, "pilot": auto.pilot_share}
         row |= judge(found, mean, covariance, limit) | {"seconds": time.perf_counter() - began, "runs": args.runs}
+        row["refused"] = plan.weak or found.plan.weak
         out.append(row)
     return out
 
 
 def verdict(row: dict, walk: dict | None) -> str:
-    """What a Langevin row misses of what is wanted, in a word; walks are only shown."""
-    if row["kernel"] != "langevin":
+    """What a Langevin row misses of what is wanted, in a word; walks, and what `sample` would refuse, are only shown."""
+    if row["kernel"] != "langevin" or row["refused"]:
         return ""
     dim = int(row["case"].rsplit("-", 1)[1])
     logistic_one = row["case"].startswith("logistic")
@@ -296,6 +297,8 @@ def verdict(row: dict, walk: dict | None) -> str:
         missed.append("auto")
     if not 1 / 1.5 <= row["share"] / row["forecast"] <= 1.5:
         missed.append("forecast")
+    if row["pilot_rms"] > 2:
+        missed.append("pilot")
     return ", ".join(missed)
 
 
@@ -313,6 +316,7 @@ def line(row: dict, missed: str) -> str:
         f"{row['iterations']:>6} {row['accepted']:>6.3f} {row['second']:>5.3f} {row['share']:>7.4f} {row['share_error']:>6.4f} "
         f"{row['forecast']:>8.4f} {row['share'] / row['forecast']:>6.3f} {row['variance']:>8.4f} {row['variance_error']:>6.4f} "
         f"{row['pilot_rms']:>6.2f} sd {row['seconds']:>5.0f}{'  MISSED: ' + missed if missed else ''}"
+        f"{'  refused: PlanTooWeak' if row['refused'] else ''}"
     )
 
 

@@ -212,6 +212,7 @@ def sample_bundles(
     guess: Mapping[str, Any] | None = None,
     iterations: int | None = None,
     pilot_share: float = 0.1,
+    truncate: float | None = None,
     force: bool = False,
     progress: bool | Tick | None = None,
 ) -> Run:
@@ -244,7 +245,7 @@ def sample_bundles(
     with ticker(progress) as tick:
         plan, pilot = _prepare(
             family, model, bundles, pilot_copies, steps * chains, kernel=kernel, chains=chains, guess=guess,
-            pilot_share=pilot_share,
+            pilot_share=pilot_share, truncate=truncate,
         )  # fmt: skip
         if not force:
             refuse_if_weak(plan)
@@ -289,7 +290,7 @@ def _share_out(bundles: Sequence[Bundle], chains: int, iterations: int | None, s
 
 def _prepare(
     family: Family, model: Model, bundles: Sequence[Bundle], pilot_copies: int, steps: int, *, kernel: str, chains: int,
-    guess: Mapping[str, Any] | None, pilot_share: float,
+    guess: Mapping[str, Any] | None, pilot_share: float, truncate: float | None,
 ) -> tuple[Plan, dict[str, Any]]:  # fmt: skip
     """Find start and scale from some copies, then plan."""
     n, xi = sum(b.n for b in bundles), sum(b.xi for b in bundles)
@@ -303,7 +304,10 @@ def _prepare(
     picture = picture_from_copies(family, model, from_copies(mean, variance, n), guess, clamped)
     joined = join([b.privacy for b in bundles])
     supply = Supply(steps, xi, n, joined.epsilon, joined.delta, joined.mu)
-    return plan_bundles(family, model, picture, supply, kernel=kernel, chains=chains, pilot_share=pilot_share), pilot
+    plan = plan_bundles(
+        family, model, picture, supply, kernel=kernel, chains=chains, pilot_share=pilot_share, truncate=truncate
+    )
+    return plan, pilot
 
 
 def _question(family: Family, model: Model, bundles: Sequence[Bundle], plan: Plan) -> Question:

@@ -35,7 +35,7 @@ from sfumato.families.base import Family
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.noise_aware import check_distinct
 from sfumato.owner import Owner
-from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot
+from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
 from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
 from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
 from sfumato.planner.plan import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, knows_information, pilot_fraction
@@ -64,6 +64,7 @@ class Wishes:
     example: Mapping[str, Any] | None = None
     iterations: int | None = None
     pilot_share: float | None = None
+    truncate: float | None = None
     force: bool = False
 
 
@@ -252,7 +253,9 @@ def sample_owners(
     progress: bool | Tick | None = None,
 ) -> Run:
     """Run Algorithm 2: what `sfumato.sample` does with owners."""
-    kernel = _kernel_for(wishes.kernel, parties)
+    kernel = _kernel_for(truncated.check(wishes.truncate, wishes.kernel), parties)
+    if wishes.truncate is not None and any(isinstance(party, Bundle) for party in parties):
+        raise InvalidInput("truncate= is for bundles alone or for owners who answer live, not for a mix; leave it out.")
     studies = _studies(model, parties, domain, wishes.sensitivity, kernel)
     study = studies[0]
     stream = PublicStream(wishes.seed, wishes.chains)
@@ -301,14 +304,15 @@ def plan_owners(
             "a plan is made for owners who answer live, and there are bundles in the list; leave them out. (sf.sample plans "
             "with them before anyone spends.)"
         )
-    studies = _studies(model, parties, domain, wishes.sensitivity, wishes.kernel)
+    kernel = truncated.check(wishes.truncate, wishes.kernel)
+    studies = _studies(model, parties, domain, wishes.sensitivity, kernel)
     sizes = [_size(party) for party in live]
     mus = [budget_mu(party.epsilon, party.delta) for party in live]
     shares, mu = share_out([mu**2 for mu in mus], [1.0] * len(mus))
     plan = make_plan(
         studies[0], n=sum(sizes), epsilon=max(p.epsilon for p in live), delta=max(p.delta for p in live), mu=mu,
-        kernel=wishes.kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example,
-        max_iterations=_limit(studies[0], wishes), pilot_share=wishes.pilot_share,
+        kernel=kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example,
+        max_iterations=_limit(studies[0], wishes), pilot_share=wishes.pilot_share, truncate=wishes.truncate,
     )  # fmt: skip
     facts = zip(live, sizes, mus, shares, strict=True)
     return replace(
@@ -527,7 +531,7 @@ def _first_plan(table: Table, wishes: Wishes, kernel: str, limit: int, share: fl
     plan = make_plan(
         table.studies[0], n=table.rounds.n, epsilon=max(f.epsilon for f in facts), delta=max(f.delta for f in facts),
         kernel=kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example, max_iterations=limit,
-        pilot_share=share, mu=mu,
+        pilot_share=share, mu=mu, truncate=wishes.truncate,
     )  # fmt: skip
     # A guess outside the owners' box could not be asked about: the nearest point of the box takes its place.
     bound = table.rounds.theta_bound

@@ -27,7 +27,7 @@ from sfumato.families.base import Family
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.model import Model
-from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot
+from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
 from sfumato.planner.forecast import Picture, reference_kernel
 from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
 from sfumato.planner.plan import asked_steps, iteration_limit, knows_information
@@ -82,6 +82,7 @@ def sample(
     iterations: int | None = None,
     max_iterations: int | None = None,
     pilot_share: float | None = None,
+    truncate: float | None = None,
     precision: str = "float64",
     force: bool = False,
     progress: bool | Tick | None = None,
@@ -124,6 +125,9 @@ def sample(
     pilot_share
         Share of the budget for the pilot (a tenth; less for Langevin on a family); 0 starts at the guess with what made-up
         records say about scale.
+    truncate
+        For the random walk: a bound on every (unconstrained) coordinate's move, as the paper's Assumption 4 wants it. The
+        walk then moves coordinates independently, whatever their correlation.
     precision
         "float64" or "float32" evaluation of records.
     force
@@ -147,17 +151,19 @@ def sample(
     if (owners := as_owners(data, epsilon, delta, ledger, outside, columns, precision)) is not None:
         wishes = Wishes(
             kernel=kernel, sensitivity=sensitivity, chains=chains, seed=seed, guess=guess, example=example,
-            iterations=steps, pilot_share=pilot_share, force=force,
+            iterations=steps, pilot_share=pilot_share, truncate=truncate, force=force,
         )  # fmt: skip
         return sample_owners(model, owners, domain, wishes, checkpoint=checkpoint, progress=progress)
     if (bundles := as_bundles(data)) is not None:
         _refuse_with_bundles({"epsilon": epsilon, "delta": delta, "ledger": ledger, "checkpoint": checkpoint})
         return sample_bundles(
             model, bundles, kernel=kernel, chains=chains, seed=seed, guess=guess,
-            iterations=steps, pilot_share=0.1 if pilot_share is None else pilot_share, force=force, progress=progress,
+            iterations=steps, pilot_share=0.1 if pilot_share is None else pilot_share, truncate=truncate, force=force,
+            progress=progress,
         )  # fmt: skip
     if epsilon is None or delta is None:
         raise InvalidInput("epsilon and delta must be given: the owner chooses the guarantee, there is no default.")
+    kernel = truncated.check(truncate, kernel)
     mu = budget_mu(epsilon, delta)
     if ledger is not None:
         check_room(ledger, mu, delta)
@@ -182,7 +188,7 @@ def sample(
         plan = make_plan(
             study, n=opened.vault.n, epsilon=epsilon, delta=delta, kernel=kernel,
             chains=chains, guess=guess, example=example, max_iterations=limit,
-            pilot_share=pilot_share,
+            pilot_share=pilot_share, truncate=truncate,
         )  # fmt: skip
         if not force:
             plan.refuse_if_weak()
@@ -629,6 +635,7 @@ def plan(
     example: Mapping[str, Any] | None = None,
     max_iterations: int | None = None,
     pilot_share: float | None = None,
+    truncate: float | None = None,
 ) -> Plan:
     """Plan a study: what (epsilon, delta) will buy on n records. Spends nothing and sees no data.
 
@@ -640,6 +647,7 @@ def plan(
         return _plan_list(
             model, owner, n, domain, epsilon, delta, kernel=kernel, sensitivity=sensitivity, chains=chains, guess=guess,
             example=example, iterations=asked_steps(None, max_iterations), pilot_share=pilot_share,
+            truncate=truncate,
         )  # fmt: skip
     if owner is not None:
         _, study, there = owner.study(model, domain, sensitivity, kernel)
@@ -656,7 +664,7 @@ def plan(
         raise InvalidInput("epsilon and delta must be given: the owner chooses the guarantee, there is no default.")
     return make_plan(
         study, n=n, epsilon=epsilon, delta=delta, kernel=kernel, chains=chains,
-        guess=guess, example=example, max_iterations=max_iterations, pilot_share=pilot_share,
+        guess=guess, example=example, max_iterations=max_iterations, pilot_share=pilot_share, truncate=truncate,
     )  # fmt: skip
 
 

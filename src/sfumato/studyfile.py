@@ -42,12 +42,13 @@ STUDY_KEYS: dict[str, Kinds] = {
     "iterations": WHOLE,
     "max_iterations": WHOLE,
     "pilot_share": NUMBER,
+    "truncate": NUMBER,
     "ledger": (str, dict),
     "checkpoint": (str, bool),
 }
 _WORDS[STUDY_KEYS["ledger"]] = 'a path in quotes, or { path = "...", epsilon = ..., delta = ... }'
 _WORDS[STUDY_KEYS["checkpoint"]] = "a path in quotes, or false"
-PLAN_OPTIONS = ("kernel", "chains", "max_iterations", "pilot_share")
+PLAN_OPTIONS = ("kernel", "chains", "max_iterations", "pilot_share", "truncate")
 SAMPLE_OPTIONS = (*PLAN_OPTIONS, "outside", "precision", "seed", "force", "iterations")
 
 

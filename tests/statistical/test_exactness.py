@@ -10,14 +10,12 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
-from helpers import FALSE_ALARM
+from helpers import CAUGHT, FALSE_ALARM
 from sfumato.kernel import Componentwise, Guided, RandomWalk, penalty
 from sfumato.vault.gaussian import ExactSource
 from statistical.harness import grid_posterior, moment_p_values, run_chains, study_of
 
 CHAINS, STEPS, BURN = 64, 6_000, 1_000
-CAUGHT = 1e-12
-"""A saboteur must be rejected far beyond the false-alarm rate, so that no luck of the draw hides it."""
 
 
 def bernoulli(y):

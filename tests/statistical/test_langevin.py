@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import sfumato as sf
-from helpers import FALSE_ALARM
+from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.privacy.budget import QUANTA_PER_UNIT
@@ -53,7 +53,7 @@ def test_without_the_correction_it_is_not(monkeypatch):
 
 def test_without_the_penalty_it_is_not(monkeypatch):
     monkeypatch.setattr(langevin, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < d + ratio)
-    assert min(moments_p(0.5, sigma=1.5)) < FALSE_ALARM / 4
+    assert min(moments_p(1.5, sigma=2.0)) < CAUGHT
 
 
 def test_with_the_first_release_reused_in_the_decision_it_is_not(monkeypatch):

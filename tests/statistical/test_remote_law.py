@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers import FALSE_ALARM
+from helpers import CAUGHT, FALSE_ALARM
 from node_helpers import load, prepare, threaded
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
@@ -12,7 +12,6 @@ from sfumato.kernel import Guided, PublicStream
 from statistical.harness import grid_posterior, moment_p_values, starting_states
 
 CHAINS, STEPS, BURN = 64, 800, 150
-CAUGHT = 1e-12
 SIGMA, STEP = 1.7, 0.28
 VALUES = (np.random.default_rng(20).random(60) < 0.3).astype(int)
 

@@ -90,6 +90,29 @@ def test_the_pilot_finds_the_posterior_within_two_standard_deviations():
     assert error @ information @ error / 3 < (2 + 1 + 1) ** 2
 
 
+def student(x, y):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    s = numpyro.sample("s", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, b * x, s), obs=y)
+
+
+def test_the_pilot_hears_most_records_where_the_corners_say_least():
+    """A Student-t's information is largest in its middle: cut to what the corners say, it would be a tenth of itself."""
+    rng = np.random.default_rng(5)
+    x = rng.uniform(-1, 1, 40_000)
+    data = {"x": x, "y": (0.5 * x + 0.7 * rng.standard_t(4, 40_000)).clip(-6, 6)}
+    domain = {"x": sf.Interval(-1, 1), "y": sf.Interval(-6, 6)}
+    run = sf.sample(
+        student, data, domain=domain, epsilon=4.0, delta=1e-6, chains=2, seed=1, max_iterations=50, force=True
+    )
+    information = np.array([(x**2).sum() * 5 / 7 / 0.7**2, len(x) * 8 / 7])  # Fisher's, of slope and log scale
+    start = (run.transcript["theta"][:, 0].mean(0) - [0.5, np.log(0.7)]) * np.sqrt(information)
+    assert np.all(np.abs(start) < 2 + 1 + 2)  # the pilot's, the starts' own, that of the truth and of the tails cut off
+    claimed = np.diag(np.linalg.inv(run.plan["matrix"] @ np.transpose(run.plan["matrix"])))
+    assert claimed == pytest.approx(information, rel=0.2)
+
+
 def test_a_weak_plan_is_refused_before_money_is_spent_with_three_ways_out(tmp_path):
     data = {"y": np.arange(300) % 2}
     with sf.Ledger(tmp_path / "l.sqlite", epsilon=1.0, delta=1e-6) as ledger:

@@ -91,10 +91,14 @@ class RandomWalk:
         if self.truncate is None:
             normal = rng.steps.standard_normal((size, d))
         else:
-            bound = self.truncate / (self.step * np.abs(np.diag(self.matrix)))
-            below = ndtr(-bound)
-            normal = ndtri(below + rng.steps.random((size, d)) * (1 - 2 * below))
+            normal = self.normal(rng.steps.random((size, d)))
         return Draw(normal, np.zeros(size, np.int32), np.zeros(size), rng.log_u(size))
+
+    def normal(self, uniform: np.ndarray) -> np.ndarray:
+        """Truncated normals from uniforms on [0, 1), coordinate by coordinate."""
+        assert self.truncate is not None  # noqa: S101 (asked for by the truncated walk alone)
+        below = ndtr(-self.truncate / (self.step * np.abs(np.diag(self.matrix))))
+        return np.asarray(ndtri(below + uniform * (1 - 2 * below)))
 
     def propose(self, state: State, draw: Draw) -> Array:
         """Theta plus a step in all directions at once."""

@@ -17,7 +17,7 @@ from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
 from sfumato.families.base import Family
 from sfumato.model import Model
 from sfumato.model.base import theta_of
-from sfumato.planner import forecast, proportional
+from sfumato.planner import forecast, proportional, truncated
 from sfumato.planner.plan import ENOUGH_ESS, Plan
 
 Array: TypeAlias = Any
@@ -91,20 +91,23 @@ def plan_bundles(
     kernel: str,
     chains: int,
     pilot_share: float,
+    truncate: float | None = None,
 ) -> Plan:
     """Choose walk, step matrix and step, and forecast what the copies will buy."""
     with jax.enable_x64(True):
         jacobian = natural_jacobian(family, model, picture.centre)
-    dim = len(picture.centre)
+    dim, kernel = len(picture.centre), truncated.check(truncate, kernel)
     names = ["guided", "componentwise", "random-walk"] if kernel == "auto" else [kernel]
     if any(name not in forecast.KERNELS for name in names):
         raise InvalidInput(f"kernel must be auto or one of {', '.join(forecast.KERNELS)} on bundles, got {kernel!r}.")
-    noise, matrix = min(
-        (_column_noise(jacobian, root, supply.xi), index) for index, root in enumerate(_roots(picture.covariance))
-    )
-    root = _roots(picture.covariance)[matrix]
-    options = [(*proportional.best_step(name, noise, dim), name) for name in names]
-    step, value, name = max(options, key=lambda option: option[1])
+    roots = _roots(picture.covariance) if truncate is None else [truncated.step_matrix(picture.covariance)]
+    noise, matrix = min((_column_noise(jacobian, root, supply.xi), index) for index, root in enumerate(roots))
+    root = roots[matrix]
+    if truncate is None:
+        options = [(*proportional.best_step(name, noise, dim), name) for name in names]
+        step, value, name = max(options, key=lambda option: option[1])
+    else:
+        (step, value), name = truncated.best_step(picture.covariance, root, truncate, noise), kernel
     steps = supply.steps // chains
     strongest = float(np.linalg.norm(jacobian @ root, ord=2)) ** 2 * supply.xi
     return Plan(
@@ -112,6 +115,7 @@ def plan_bundles(
         delta=supply.delta, mu=supply.mu, pilot_share=pilot_share, forecast_ess=steps * chains * value,
         limit_ess=supply.steps / strongest, picture=picture, matrix=root,
         assumptions=(picture.origin, "a posterior close to normal", "sigma grows with the step: shown is a typical one"),
+        truncate=truncate,
     )  # fmt: skip
 
 

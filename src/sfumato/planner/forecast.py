@@ -22,7 +22,7 @@ from sfumato.families.langevin import public_part
 from sfumato.kernel import Componentwise, Guided, Kernel, Langevin, RandomWalk, ReferenceLangevin
 from sfumato.kernel.walks import GUIDED_SPREAD
 from sfumato.model import Model
-from sfumato.planner import compiled, efficiency, synthetic
+from sfumato.planner import compiled, efficiency, synthetic, truncated
 from sfumato.sensitivity.reference import Reference
 
 Array: TypeAlias = Any
@@ -184,10 +184,13 @@ def choose(
     chains: int,
     max_iterations: int,
     near: "tuple[Reference, Model] | None" = None,
+    truncate: float | None = None,
 ) -> list[Choice]:
     """Tune every kernel that comes into question for the budget; the best forecast first."""
     names = [Guided.name, Componentwise.name, RandomWalk.name] if kernel == "auto" else [kernel]
     width_square = mean_square_width(range_)
+    if truncate is not None:
+        return [_tune_truncated(truncate, width_square, picture, mu, chains, max_iterations)]
     best = [_tune(name, width_square, picture, mu, chains, max_iterations) for name in names if name != Langevin.name]
     if near is not None and kernel in ("auto", Langevin.name):
         try:
@@ -217,6 +220,21 @@ def _tune(
             options.append(Choice(name, matrix, step, sigma, iterations, chains * iterations * worth))
     top = max(option.ess for option in options)
     return max((o for o in options if o.ess >= ENOUGH * top), key=lambda o: (o.step, o.ess))
+
+
+def _tune_truncated(
+    bound: float, width_square: WidthSquare, picture: Picture, mu: float, chains: int, max_iterations: int
+) -> Choice:
+    """Tune the truncated random walk; where the bound binds, longer steps change nothing and the shortest is kept."""
+    matrix = truncated.step_matrix(picture.covariance)
+    options: list[Choice] = []
+    for step in STEPS:
+        square = width_square(picture, truncated.moves(matrix, step, bound))
+        for sigma, worth in zip(SIGMAS, truncated.worth(picture.covariance, matrix, step, bound, SIGMAS), strict=True):
+            afford = mu**2 * sigma**2 / max(square, 1e-300) / chains
+            iterations = int(min(afford, max_iterations))
+            options.append(Choice(RandomWalk.name, matrix, step, sigma, iterations, chains * iterations * worth))
+    return max(options, key=lambda o: (o.ess, -o.step))
 
 
 def choose_langevin(

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
-from sfumato.kernel import Kernel, Langevin
+from sfumato.kernel import Kernel, Langevin, RandomWalk
 from sfumato.model import Model
 from sfumato.model.base import theta_of
-from sfumato.planner import compiled, forecast, synthetic
+from sfumato.planner import compiled, forecast, synthetic, truncated
 from sfumato.planner.pilot import PLACING
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES
@@ -58,6 +58,8 @@ class Plan:
         promise, and mu is that of one owner whose budget would buy as much as all of theirs together.
     considered
         Every kernel that came into question with its share of the limit, the best first: why this one.
+    truncate
+        Bound on every coordinate's move, if the random walk was asked to keep one.
     """
 
     kernel: str
@@ -78,6 +80,7 @@ class Plan:
     family: bool = field(default=False, repr=False)
     owners: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     considered: tuple[tuple[str, float], ...] = ()
+    truncate: float | None = None
 
     @property
     def share_of_limit(self) -> float:
@@ -91,6 +94,8 @@ class Plan:
 
     def build_kernel(self) -> Kernel:
         """The walk, ready to run."""
+        if self.truncate is not None:
+            return RandomWalk(self.matrix, self.step, self.truncate)
         return forecast.KERNELS[self.kernel](self.matrix, self.step)
 
     def refuse_if_weak(self) -> None:
@@ -121,7 +126,9 @@ class Plan:
             ("pilot", f"{self.pilot_share:.0%} of the budget" if self.pilot_share else "none left to pay"),
             (
                 "kernel",
-                f"{self.kernel}, step " + (f"size h = {self.step:g}" if lang else f"{self.step:g} posterior sd"),
+                f"{self.kernel}, step "
+                + (f"size h = {self.step:g}" if lang else f"{self.step:g} posterior sd")
+                + ("" if self.truncate is None else f", no coordinate by more than {self.truncate:g}"),
             ),
             ("noise", f"sigma = {self.sigma:g} per answer" + (" of the correction" if lang else "")),
             ("chains", f"{self.chains} x about {self.iterations:,} iterations"),
@@ -149,6 +156,7 @@ class Plan:
         out: dict[str, Any] = {name: getattr(self, name) for name in names}
         out |= {"forecast_ess": self.forecast_ess, "limit_ess": self.limit_ess, "share_of_limit": self.share_of_limit}
         out |= {"owners": [dict(owner) for owner in self.owners]} if self.owners else {}
+        out |= {"truncate": self.truncate} if self.truncate is not None else {}
         out |= {"considered": [list(pair) for pair in self.considered]}
         return out | {"assumptions": list(self.assumptions), "weak": self.weak, "matrix": self.matrix.tolist()}
 
@@ -197,8 +205,10 @@ def make_plan(
     max_iterations: int | None = None,
     pilot_share: float | None = None,
     mu: float | None = None,
+    truncate: float | None = None,
 ) -> Plan:
     """Plan from public quantities alone; `mu`, if given, is what the budget is worth (that of several owners together)."""
+    kernel = truncated.check(truncate, kernel)
     mu = budget_mu(epsilon, delta) if mu is None else mu
     max_iterations = iteration_limit(study, max_iterations)
     check_counts(n, chains, max_iterations, kernel, pilot_fraction(study, pilot_share))
@@ -212,6 +222,7 @@ def make_plan(
     source = "public example records" if example is not None else made_up
     assumptions = (f"theta near {origin}", source, "a posterior close to normal")
     counts: dict[str, Any] = {"n": n, "epsilon": epsilon, "delta": delta, "kernel": kernel, "chains": chains}
+    counts |= {"truncate": truncate}
     share = pilot_fraction(study, pilot_share)
     if pilot_share is None and (near := _near(study, kernel)) is not None:
         share = _best_share(study, near, picture, mu, chains, max_iterations)
@@ -266,7 +277,7 @@ def replan(
     return _assemble(
         study, picture, assumptions, plan.mu, share_left,
         n=plan.n, epsilon=plan.epsilon, delta=plan.delta, kernel=kernel, chains=plan.chains,
-        max_iterations=iteration_limit(study, max_iterations), pilot_share=0.0,
+        max_iterations=iteration_limit(study, max_iterations), pilot_share=0.0, truncate=plan.truncate,
     )  # fmt: skip
 
 
@@ -319,6 +330,7 @@ def _assemble(
     epsilon: float,
     delta: float,
     pilot_share: float,
+    truncate: float | None,
 ) -> Plan:
     with jax.enable_x64(True):
         left = mu * share**0.5
@@ -331,7 +343,7 @@ def _assemble(
         else:
             choices = forecast.choose(
                 study.bounds.range, picture, left, kernel=kernel, chains=chains, max_iterations=max_iterations,
-                near=_near(study, kernel),
+                near=_near(study, kernel), truncate=truncate,
             )  # fmt: skip
         if study.family is not None and knows_information(study):
             limit = forecast.family_limit_ess(study.family, study.model, picture, mu)
@@ -342,7 +354,7 @@ def _assemble(
         kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=chains, n=n,
         epsilon=float(epsilon), delta=float(delta), mu=mu, pilot_share=pilot_share, forecast_ess=choice.ess,
         limit_ess=limit, assumptions=assumptions, picture=picture, matrix=choice.matrix, family=study.family is not None,
-        considered=considered,
+        considered=considered, truncate=truncate,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from sfumato.privacy.budget import MAX_RELEASES, QUANTA_PER_UNIT, cost_quanta
 from sfumato.sensitivity.reference import Reference
 from sfumato.study import Study
 from sfumato.vault import lattice, moments, reference
-from sfumato.vault.engine import Bend, Engine, Place, Spot
+from sfumato.vault.engine import Asked, Bend, Engine, Place, Spot
 from sfumato.vault.langevin import (
     LangevinQuestion,
     coordinate_ranges,
@@ -336,16 +336,21 @@ class Desk:
 
 @lru_cache(maxsize=32)
 def _ratio_price(range_: Callable[..., Any]) -> Callable[..., Any]:
-    """Function (theta, theta_prop, asked, gamma, n, sigma) -> (quanta and clamp packed, widths); owners here share it."""
+    """Build the `Price` of log ratios, compiled; owners here share it."""
 
     def price(theta: Any, theta_prop: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> Any:
         lo, hi = lax.map(lambda pair: range_(*pair), (theta, theta_prop))  # chain by chain, as in `scan`
-        clamp = lattice.clamp_for(lo, hi, gamma, n)
-        clamp = clamp._replace(admissible=clamp.admissible & asked)
-        widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
-        return _packed(lattice.cost(clamp, gamma, sigma), *clamp), widths
+        return _priced(lo, hi, asked, gamma, n, sigma)
 
     return jax.jit(price)
+
+
+def _priced(lo: Any, hi: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> tuple[Any, lattice.Clamp]:
+    """Price and clamps of terms in proven ranges."""
+    clamp = lattice.clamp_for(lo, hi, gamma, n)
+    clamp = clamp._replace(admissible=clamp.admissible & asked)
+    widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
+    return _packed(lattice.cost(clamp, gamma, sigma), widths, *clamp), clamp
 
 
 class _Walk:
@@ -365,15 +370,15 @@ class _Walk:
         chains, gamma = self._terms.chains, self._terms.gamma
         theta = _matrix("theta", question.theta, chains, self._dim)
         theta_prop = _matrix("theta_prop", question.theta_prop, chains, self._dim)
-        asked = _flags(question.asked, chains)
+        asked = Asked(theta, theta_prop, _flags(question.asked, chains), gamma, self._terms.sigma)
         with jax.enable_x64(True):
-            whole, widths = self._price(theta, theta_prop, asked, gamma, self._engine.n, self._terms.sigma)
-            charge, (lo, hi, admissible) = _unpacked(whole, chains)
-            shown = np.asarray(widths)
+            both = self._engine.priced_ratio(self._price, asked)
+            whole, summed = both or (self._price(*asked[:3], gamma, self._engine.n, asked.sigma)[0], None)
+            charge, shown, (lo, hi, admissible) = _unpacked(whole, chains)
 
         def answer() -> Answer:
             noise = self.pools[0].take(chains)
-            total = self._engine.ratio(Spot(theta, theta_prop, lo, hi, gamma))
+            total = self._engine.ratio(Spot(theta, theta_prop, lo, hi, gamma)) if summed is None else np.asarray(summed)
             return Answer(gamma, np.where(admissible, total + noise, 0), shown, admissible)
 
         return _Quote(charge, answer), int(admissible.sum())
@@ -415,7 +420,7 @@ class _Family:
             asked = asked & jnp.isfinite(widths) & fits
             widths = jnp.where(asked, widths, 0.0)
             exact = exact_scalar(question, total, jnp.where(asked[:, None], direction, 0.0))
-            return _packed(scalar_quanta(widths, asked, terms.sigma), exact, asked), widths
+            return _packed(scalar_quanta(widths, asked, terms.sigma), widths, exact, asked)
 
         # Price and exact scalar in one compiled call: the scalar waits here until it is paid for and has its noise.
         self._price = jax.jit(price)
@@ -451,9 +456,7 @@ class _Family:
         asked = _flags(question.asked, chains)
         direction = _matrix("direction", question.direction, chains, self._dim)
         with jax.enable_x64(True):
-            whole, widths = self._price(self._total, direction, asked)
-            charge, (exact, admissible) = _unpacked(whole, chains)
-            shown = np.asarray(widths)
+            charge, shown, (exact, admissible) = _unpacked(self._price(self._total, direction, asked), chains)
 
         def answer() -> Answer:
             noise = self.pools[1].take(chains)
@@ -468,15 +471,12 @@ class _Family:
 
 @lru_cache(maxsize=32)
 def _remainder_price(near: Reference) -> Callable[..., Any]:
-    """As `_ratio_price`, of second-order scalars: (anchor, theta, theta_prop, slope, asked, gamma, n, sigma) -> the same."""
+    """As `_ratio_price`, of second-order scalars: (anchor, theta, theta_prop, slope, asked, gamma, n, sigma) -> the price."""
 
     def price(anchor: Any, theta: Any, theta_prop: Any, slope: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> Any:
         rows = theta, theta_prop, theta_prop - theta - slope
         lo, hi = lax.map(lambda row: near.range(anchor, *row), rows)
-        clamp = lattice.clamp_for(lo, hi, gamma, n)
-        clamp = clamp._replace(admissible=clamp.admissible & asked)
-        widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
-        return _packed(lattice.cost(clamp, gamma, sigma), *clamp), widths
+        return _priced(lo, hi, asked, gamma, n, sigma)[0]
 
     return jax.jit(price)
 
@@ -530,11 +530,8 @@ class _Near:
         theta, theta_prop, slope = (_matrix(name, getattr(question, name), chains, dim) for name in names)
         asked = _flags(question.asked, chains)
         with jax.enable_x64(True):
-            whole, widths = self._price(
-                self._anchor, theta, theta_prop, slope, asked, gamma, self._engine.n, self._terms.sigma
-            )
-            charge, (lo, hi, admissible) = _unpacked(whole, chains)
-            shown = np.asarray(widths)
+            whole = self._price(self._anchor, theta, theta_prop, slope, asked, gamma, self._engine.n, self._terms.sigma)
+            charge, shown, (lo, hi, admissible) = _unpacked(whole, chains)
 
         def answer() -> Answer:
             noise = self.pools[1].take(chains)
@@ -551,16 +548,17 @@ class _Near:
 # -- one array out of a compiled call is several times cheaper than five ------------------------------------------
 
 
-def _packed(charge: Any, *columns: Any) -> Any:
-    """A charge and integer or boolean columns, one entry per chain, as one row of 64-bit integers."""
-    return jnp.concatenate([charge[None], *(column.astype(jnp.int64) for column in columns)])
+def _packed(charge: Any, widths: Any, *columns: Any) -> Any:
+    """A charge, widths (their bits), and integer or boolean columns, one entry per chain, as one row of 64-bit integers."""
+    bits = lax.bitcast_convert_type(widths, jnp.int64)
+    return jnp.concatenate([charge[None], bits, *(column.astype(jnp.int64) for column in columns)])
 
 
-def _unpacked(whole: Any, chains: int) -> tuple[int, list[np.ndarray]]:
+def _unpacked(whole: Any, chains: int) -> tuple[int, np.ndarray, list[np.ndarray]]:
     """Inverse of `_packed`; the last column was boolean."""
     numbers = np.asarray(whole)
-    columns = list(numbers[1:].reshape(-1, chains))
-    return int(numbers[0]), [*columns[:-1], columns[-1].astype(bool)]
+    bits, *columns = numbers[1:].reshape(-1, chains)
+    return int(numbers[0]), bits.view(np.float64), [*columns[:-1], columns[-1].astype(bool)]
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------

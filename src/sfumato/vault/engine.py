@@ -40,6 +40,20 @@ class Spot(NamedTuple):
     gamma: float
 
 
+class Asked(NamedTuple):
+    """Where log ratios are asked, of which chains, and the noise they will have."""
+
+    theta: np.ndarray
+    theta_prop: np.ndarray
+    asked: np.ndarray
+    gamma: float
+    sigma: float
+
+
+Price: TypeAlias = Callable[..., tuple[Array, lattice.Clamp]]
+"""Function (theta, theta_prop, asked, gamma, n, sigma) -> the price, packed as the desk wants it, and the clamps."""
+
+
 class Place(NamedTuple):
     """A reference point, its whitening matrix, and the integer range of each coordinate of one record's gradient."""
 
@@ -93,6 +107,10 @@ class Engine(Protocol):
 
     def ratio(self, spot: Spot) -> np.ndarray:
         """Integer log-likelihood ratio of every chain."""
+        ...
+
+    def priced_ratio(self, price: "Price", asked: "Asked") -> tuple[Array, Array] | None:
+        """Price of log ratios and the ratios themselves in one compiled call; None where one must come after the other."""
         ...
 
     def vector(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, gamma: float) -> np.ndarray:
@@ -180,33 +198,44 @@ class LocalEngine:
     def ratio(self, spot: Spot) -> np.ndarray:
         """Integer log-likelihood ratio of every chain."""
         with jax.enable_x64(True):
-            question = self._question(spot)
+            question = self._question(spot.gamma, len(spot.theta))
             kept = question.rows * question.chains <= KEEP_TERMS
             total = self._ratio_cached(question, spot) if kept else self._ratio_blocks(question, spot)
             return np.asarray(total)
 
-    def _question(self, spot: Spot) -> scan.Question:
+    def priced_ratio(self, price: Price, asked: Asked) -> tuple[Array, Array] | None:
+        """One call for both where terms are kept: dispatch is most of what a small round costs."""
+        chains = len(asked.theta)
+        if self.rows * chains > KEEP_TERMS:
+            return None
+        question = self._question(asked.gamma, chains)
+        run = self._build(
+            ("priced", asked.gamma, asked.sigma, chains), lambda: _compile_priced(question, price, asked.sigma)
+        )
+        whole, total, here, there = run(self._held(), *self._terms_at(question, asked.theta), *asked[:3])
+        self._kept = _Kept(asked.theta, asked.theta_prop, here, there)
+        return whole, total
+
+    def _question(self, gamma: float, chains: int) -> scan.Question:
         study, nothing = self._study, cast(Any, None)  # proposals, widths and noise are the desk's
         return scan.Question(
-            study.model, study.domain, nothing, nothing, nothing, spot.gamma, self.n, self.rows, len(spot.theta),
-            self._precision,
-        )  # fmt: skip
+            study.model, study.domain, nothing, nothing, nothing, gamma, self.n, self.rows, chains, self._precision
+        )
 
     def _ratio_cached(self, question: scan.Question, spot: Spot) -> Array:
-        kept = self._kept
-        chosen = _chosen(kept, spot.theta)
-        if kept is None or chosen is None:
-            score = self._build(
-                ("terms", len(spot.theta)), lambda: jax.jit(lambda r, theta: scan.terms(question, r, theta))
-            )
-            here = there = score(self._held(), jnp.asarray(spot.theta))
-            chosen = np.zeros(len(spot.theta), bool)
-        else:
-            here, there = kept.here, kept.there
         run = self._build(("ratio", spot.gamma, len(spot.theta)), lambda: _compile_ratio(question))
-        total, here, there = run(self._held(), here, there, chosen, spot.theta_prop, spot.lo, spot.hi)
+        total, here, there = run(self._held(), *self._terms_at(question, spot.theta), spot.theta_prop, spot.lo, spot.hi)
         self._kept = _Kept(spot.theta, spot.theta_prop, here, there)
         return total
+
+    def _terms_at(self, question: scan.Question, theta: np.ndarray) -> tuple[Array, Array, np.ndarray]:
+        """Terms at the last round's two parameters and which of the two every chain went on from; scored anew if neither."""
+        kept, chosen = self._kept, _chosen(self._kept, theta)
+        if kept is not None and chosen is not None:
+            return kept.here, kept.there, chosen
+        score = self._build(("terms", len(theta)), lambda: jax.jit(lambda r, t: scan.terms(question, r, t)))
+        scored = score(self._held(), jnp.asarray(theta))
+        return scored, scored, np.zeros(len(theta), bool)
 
     def _ratio_blocks(self, question: scan.Question, spot: Spot) -> Array:
         run = self._build(("blocks", spot.gamma, len(spot.theta)), lambda: _compile_blocks(question))
@@ -301,6 +330,11 @@ def _chosen(kept: _Kept | None, theta: np.ndarray) -> np.ndarray | None:
     """Which chains went on from the last proposal (True) or stayed (False); None if one did neither."""
     if kept is None or kept.theta.shape != theta.shape:
         return None
+    if len(theta) == 1:  # the same answer for one chain, at a fraction of the cost
+        now = theta.tobytes()
+        if now == kept.theta.tobytes():
+            return np.zeros(1, bool)
+        return np.ones(1, bool) if now == kept.theta_prop.tobytes() else None
     stayed, went = (kept.theta == theta).all(axis=1), (kept.theta_prop == theta).all(axis=1)
     return ~stayed if bool(np.all(stayed | went)) else None
 
@@ -311,9 +345,32 @@ def _clamp(lo: Array, hi: Array) -> lattice.Clamp:
 
 def _compile_ratio(question: scan.Question) -> Callable[..., Any]:
     def run(records: Rows, here: Array, there: Array, chosen: Array, theta_prop: Array, lo: Array, hi: Array) -> Any:
-        kept = jnp.where(chosen[:, None], there, here)
-        total, proposed = scan._sum_cached(question, records, kept, theta_prop, _clamp(lo, hi))
-        return total, kept, proposed
+        return _sum_kept(question, records, here, there, chosen, theta_prop, _clamp(lo, hi))
+
+    return jax.jit(run)
+
+
+def _sum_kept(
+    question: scan.Question,
+    records: Rows,
+    here: Array,
+    there: Array,
+    chosen: Array,
+    theta_prop: Array,
+    clamp: lattice.Clamp,
+) -> tuple[Array, Array, Array]:
+    """Sums, the terms at the current parameter, the terms at the proposed one."""
+    kept = jnp.where(chosen[:, None], there, here)
+    total, proposed = scan._sum_cached(question, records, kept, theta_prop, clamp)
+    return total, kept, proposed
+
+
+def _compile_priced(question: scan.Question, price: Price, sigma: float) -> Callable[..., Any]:
+    def run(
+        records: Rows, here: Array, there: Array, chosen: Array, theta: Array, theta_prop: Array, asked: Array
+    ) -> Any:
+        whole, clamp = price(theta, theta_prop, asked, question.gamma, question.n, sigma)
+        return whole, *_sum_kept(question, records, here, there, chosen, theta_prop, clamp)
 
     return jax.jit(run)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.study import Study
-from sfumato.vault.engine import Bend, Place, Spot
+from sfumato.vault.engine import Asked, Bend, Place, Price, Spot
 from sfumato.vault.kinds import WORTHWHILE, number_of_kinds
 from sfumato.vault.langevin import LangevinQuestion
 from sfumato.vault.ray_shards import RayShards
@@ -58,6 +58,10 @@ class RayEngine:
     def ratio(self, spot: Spot) -> np.ndarray:
         """Integer log-likelihood ratio of every chain."""
         return self._shards.sum(self._name, "ratio", spot)
+
+    def priced_ratio(self, price: Price, asked: Asked) -> None:
+        """No: actors are asked once the price is known, and paid."""
+        return None
 
     def vector(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, gamma: float) -> np.ndarray:
         """Integer sum of shortened gradients or informations."""
