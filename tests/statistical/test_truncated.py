@@ -75,21 +75,24 @@ def test_a_narrow_bound_is_forecast_to_cost_draws():
 
 
 def test_several_owners_keep_the_bound():
-    data, bound = correlated(20_000), 0.05
-    halves = [{name: column[part] for name, column in data.items()} for part in (slice(0, 8_000), slice(8_000, None))]
-    owners = [sf.Owner(half, name=name, epsilon=8.0, delta=1e-6) for half, name in zip(halves, ("a", "b"), strict=True)]
+    y = (np.random.default_rng(0).random(5_000) < 0.3).astype(int)
+    owners = [
+        sf.Owner({"y": part}, name=name, epsilon=4.0, delta=1e-6) for part, name in ((y[:2_000], "a"), (y[2_000:], "b"))
+    ]
     run = sf.sample(
-        logistic, owners, domain=LOGISTIC, truncate=bound, chains=2, seed=1, iterations=200, force=True, progress=False
-    )
-    assert moves(run).max() < bound
+        coin, owners, domain=COIN, truncate=0.02, chains=2, seed=1, iterations=100, pilot_share=0.0, guess={"p": 0.3},
+        force=True, progress=False,
+    )  # fmt: skip
+    assert moves(run).max() < 0.02
 
 
 def test_a_killed_run_goes_on_with_its_bound(tmp_path):
     data = {"y": (np.random.default_rng(0).random(5_000) < 0.3).astype(int)}
-    terms = {"domain": COIN, "epsilon": 2.0, "delta": 1e-6, "truncate": 0.02, "chains": 2, "seed": 3, "force": True}
-    whole = sf.sample(coin, data, checkpoint=tmp_path / "run", iterations=300, progress=False, **terms)
-    last = sorted((tmp_path / "run").glob("chunk*"))[-1]
-    last.unlink()
+    whole = sf.sample(
+        coin, data, domain=COIN, epsilon=2.0, delta=1e-6, truncate=0.02, chains=2, seed=3, pilot_share=0.0,
+        guess={"p": 0.3}, checkpoint=tmp_path / "run", iterations=300, force=True, progress=False,
+    )  # fmt: skip
+    sorted((tmp_path / "run").glob("chunk*"))[-1].unlink()
     again = sf.resume(tmp_path / "run", data, model=coin, progress=False)
     assert moves(again).max() < 0.02
     assert again.plan["truncate"] == whole.plan["truncate"] == 0.02

@@ -129,6 +129,7 @@ def test_a_ledger_without_room_refuses_a_run_before_it_starts(tmp_path):
     data = {"y": np.arange(3000) % 2}
     with sf.Ledger(tmp_path / "l.sqlite", epsilon=1.0, delta=1e-6) as ledger:
         ask = {"domain": {"y": sf.Binary()}, "delta": 1e-6, "ledger": ledger, "progress": False, "force": True}
+        ask["kernel"] = "guided"
         sf.sample(coin, data, epsilon=0.8, iterations=200, max_iterations=200, **ask)
         before = ledger.spent
         with pytest.raises(BudgetSpent) as caught:
@@ -150,7 +151,8 @@ def test_following_the_advice_makes_the_plan_strong():
 
 def test_more_budget_and_more_records_forecast_more_draws():
     def ess(n, epsilon):
-        return sf.plan(coin, n=n, domain={"y": sf.Binary()}, epsilon=epsilon, delta=1e-6).forecast_ess
+        settings = {"domain": {"y": sf.Binary()}, "delta": 1e-6, "kernel": "guided"}
+        return sf.plan(coin, n=n, epsilon=epsilon, **settings).forecast_ess
 
     assert ess(10_000, 1.0) > 1.5 * ess(5_000, 1.0)
     assert ess(10_000, 2.0) > 2 * ess(10_000, 1.0)

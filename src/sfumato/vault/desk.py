@@ -590,7 +590,7 @@ def _matrix(name: str, rows: Any, count: int, width: int) -> np.ndarray:
         array = np.array(rows, dtype=np.float64)
     except (TypeError, ValueError):
         array = np.zeros(0)
-    if array.shape != (count, width) or not np.all(np.isfinite(array)):
+    if array.shape != (count, width) or not np.isfinite(array).all():
         raise InvalidInput(f"{name} must be {count} rows of {width} finite numbers, got shape {array.shape}.")
     return array
 

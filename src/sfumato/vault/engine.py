@@ -198,21 +198,19 @@ class LocalEngine:
     def ratio(self, spot: Spot) -> np.ndarray:
         """Integer log-likelihood ratio of every chain."""
         with jax.enable_x64(True):
-            question = self._question(spot.gamma, len(spot.theta))
-            kept = question.rows * question.chains <= KEEP_TERMS
-            total = self._ratio_cached(question, spot) if kept else self._ratio_blocks(question, spot)
-            return np.asarray(total)
+            kept = self.rows * len(spot.theta) <= KEEP_TERMS
+            return np.asarray(self._ratio_cached(spot) if kept else self._ratio_blocks(spot))
 
     def priced_ratio(self, price: Price, asked: Asked) -> tuple[Array, Array] | None:
         """One call for both where terms are kept: dispatch is most of what a small round costs."""
         chains = len(asked.theta)
         if self.rows * chains > KEEP_TERMS:
             return None
-        question = self._question(asked.gamma, chains)
         run = self._build(
-            ("priced", asked.gamma, asked.sigma, chains), lambda: _compile_priced(question, price, asked.sigma)
+            ("priced", asked.gamma, asked.sigma, chains),
+            lambda: _compile_priced(self._question(asked.gamma, chains), price, asked.sigma),
         )
-        whole, total, here, there = run(self._held(), *self._terms_at(question, asked.theta), *asked[:3])
+        whole, total, here, there = run(self._held(), *self._terms_at(asked.theta), *asked[:3])
         self._kept = _Kept(asked.theta, asked.theta_prop, here, there)
         return whole, total
 
@@ -222,23 +220,26 @@ class LocalEngine:
             study.model, study.domain, nothing, nothing, nothing, gamma, self.n, self.rows, chains, self._precision
         )
 
-    def _ratio_cached(self, question: scan.Question, spot: Spot) -> Array:
-        run = self._build(("ratio", spot.gamma, len(spot.theta)), lambda: _compile_ratio(question))
-        total, here, there = run(self._held(), *self._terms_at(question, spot.theta), spot.theta_prop, spot.lo, spot.hi)
+    def _ratio_cached(self, spot: Spot) -> Array:
+        chains = len(spot.theta)
+        run = self._build(("ratio", spot.gamma, chains), lambda: _compile_ratio(self._question(spot.gamma, chains)))
+        total, here, there = run(self._held(), *self._terms_at(spot.theta), spot.theta_prop, spot.lo, spot.hi)
         self._kept = _Kept(spot.theta, spot.theta_prop, here, there)
         return total
 
-    def _terms_at(self, question: scan.Question, theta: np.ndarray) -> tuple[Array, Array, np.ndarray]:
+    def _terms_at(self, theta: np.ndarray) -> tuple[Array, Array, np.ndarray]:
         """Terms at the last round's two parameters and which of the two every chain went on from; scored anew if neither."""
         kept, chosen = self._kept, _chosen(self._kept, theta)
         if kept is not None and chosen is not None:
             return kept.here, kept.there, chosen
+        question = self._question(1.0, len(theta))  # terms know of no lattice
         score = self._build(("terms", len(theta)), lambda: jax.jit(lambda r, t: scan.terms(question, r, t)))
         scored = score(self._held(), jnp.asarray(theta))
         return scored, scored, np.zeros(len(theta), bool)
 
-    def _ratio_blocks(self, question: scan.Question, spot: Spot) -> Array:
-        run = self._build(("blocks", spot.gamma, len(spot.theta)), lambda: _compile_blocks(question))
+    def _ratio_blocks(self, spot: Spot) -> Array:
+        chains = len(spot.theta)
+        run = self._build(("blocks", spot.gamma, chains), lambda: _compile_blocks(self._question(spot.gamma, chains)))
         return run(self._held(), spot.theta, spot.theta_prop, spot.lo, spot.hi)
 
     # -- vectors --------------------------------------------------------------------------------------------------

@@ -230,7 +230,7 @@ def test_a_round_costs_one_pass_over_the_records(monkeypatch):
         chunk = rounds.chunk(states, stream.peek(case.kernel, 30), 30, 1)
         # Two programs were built, each scoring once: the start's terms, and a round's. The start's ran once.
         assert len(scored) == 2
-        assert set(inner._compiled) == {("terms", CHAINS), ("ratio", 2.0**-36, CHAINS)}
+        assert set(inner._compiled) == {("terms", CHAINS), ("priced", 2.0**-36, case.sigma, CHAINS)}
         calls = []
         inner._compiled["terms", CHAINS] = lambda *a: calls.append(1)
         stream.consume(30)
