@@ -219,7 +219,7 @@ def main() -> int:
     models = parser.add_argument_group("models")
     models.add_argument("--pilots", type=int, default=25, help="different pilots among the runs")
     models.add_argument("--epsilon", nargs="*", type=float, default=[1.0, 4.0])
-    models.add_argument("--draws", type=int, default=5_000, help="NUTS draws of each of two chains")
+    models.add_argument("--draws", type=int, default=50_000, help="NUTS draws of each of two chains")
     models.add_argument("--walk-steps", type=int, default=2_000, help="steps of the walks at the most")
     models.add_argument("--out", type=Path, help="append one JSON line per row")
     parser.add_argument("--seed", type=int, default=0, help="of proposals and decisions; noise has none")

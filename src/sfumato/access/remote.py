@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 PATIENCE = 20.0
 """Seconds a door tries to get an answer before it says that nobody answers."""
+OPEN_SECONDS = 5.0
+"""A node is given this long to say what it serves, however little patience there is for refusals."""
 REPLY_SECONDS = 120.0
 """Seconds one answer may take: compiling a chain on the node takes some."""
 MAX_REPLY = 1 << 26
@@ -340,7 +342,7 @@ class _Line:
         if self._tls is not None:
             handlers.append(urllib.request.HTTPSHandler(context=self._tls))
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=self.patience) as answer:
+            with urllib.request.build_opener(*handlers).open(request, timeout=max(self.patience, OPEN_SECONDS)) as answer:
                 said = msgspec.json.decode(answer.read(MAX_REPLY), type=Handshake)
         except urllib.error.HTTPError as error:
             raise _from_body(error.read(65536), self.url) from None
