@@ -92,7 +92,7 @@ def test_an_honest_study_passes_and_saboteurs_are_caught(case, monkeypatch):
         assert 0.85 * MU < honest.mu_at_stake <= MU
         assert honest.mu_lower > 0.1 * MU
 
-        monkeypatch.setattr(ready.stage, "_cap", 16 * ready.stage._cap)  # a filter that lets sixteen times as much through
+        monkeypatch.setattr(ready.stage, "_cap", 16 * ready.stage._cap)  # a filter that lets too much through
         caught = attack(ready, trials=200, confidence=0.99)
         assert caught.mu_lower > MU and caught.epsilon_lower > EPSILON
         assert caught.undercharged and not caught.passed

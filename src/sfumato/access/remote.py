@@ -342,7 +342,9 @@ class _Line:
         if self._tls is not None:
             handlers.append(urllib.request.HTTPSHandler(context=self._tls))
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=max(self.patience, OPEN_SECONDS)) as answer:
+            with urllib.request.build_opener(*handlers).open(
+                request, timeout=max(self.patience, OPEN_SECONDS)
+            ) as answer:
                 said = msgspec.json.decode(answer.read(MAX_REPLY), type=Handshake)
         except urllib.error.HTTPError as error:
             raise _from_body(error.read(65536), self.url) from None
