@@ -7,6 +7,7 @@ durable commit a block; what a crash leaves of a block is forfeited, never overs
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +56,8 @@ ROUNDS_PER_BLOCK = 32
 """Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
 BLOCKS_PER_CAP = 512
 """A block may always be this part of the cap: where rounds are cheap, one commit serves many of them."""
+RATIO_PROGRAMS = 2
+"""Ratios until everything is compiled: the first is priced and then summed, the second may do both in one call."""
 MIN_SIGMA = 2.0**-14
 MAX_SIGMA = 2.0**14
 MAX_CHAINS = 4096
@@ -137,7 +140,7 @@ class Desk:
         self._rest = 0
         self._catching_up = True
         self._closed = False
-        self._warm: set[type] = set()  # kinds of questions this chain has computed an answer to
+        self._warm: Counter[type] = Counter()  # answers this chain has computed, by kind of question
         # A floor on the price of a number keeps their count under the one the lattice slack was stated for.
         self._floor = -(-account.cap // MAX_RELEASES)
 
@@ -226,7 +229,7 @@ class Desk:
                     return stored
                 raise
             gamma, *parts = quote.answer()
-            self._warm.add(type(question))
+            self._warm[type(question)] += 1
             numbers, widths, answered = (part.tolist() for part in parts)
             reply = Reply(
                 id=query_id, gamma=gamma, numbers=numbers, widths=widths, answered=answered, quanta=quote.quanta
@@ -244,7 +247,8 @@ class Desk:
 
         A pilot's release is compiled for its own kind of vector, so none counts as warm.
         """
-        return type(question) in self._warm and not isinstance(question, Release)
+        wanted = RATIO_PROGRAMS if isinstance(question, Ratio) else 1
+        return self._warm[type(question)] >= wanted and not isinstance(question, Release)
 
     def _check_open(self) -> None:
         """A closed desk has let its account go: another one may be answering for it by now."""
@@ -264,10 +268,12 @@ class Desk:
     def _quote(self, question: Question) -> _Quote:
         if isinstance(question, Release):
             quote, numbers = self._quote_release(question)
-        elif self._chain is None:
+        elif self._chain is None or self._terms is None:
             raise InvalidInput("a chain must begin before it asks; call begin(terms) first.")
         else:
-            quote, numbers = self._chain.quote(question)
+            # Every number has a floor on its price: a rest that does not cover those covers nothing.
+            covered = self._rest if self._rest >= self._floor * self._terms.chains else -1
+            quote, numbers = self._chain.quote(question, covered)
         return quote._replace(quanta=max(quote.quanta, self._floor * numbers))
 
     def _quote_release(self, asked: Release) -> tuple[_Quote, int]:
@@ -312,7 +318,7 @@ class Desk:
         if self._chain is not None:
             self._chain.close()
         self._engine.forget()
-        self._chain, self._terms, self._warm = None, None, set()
+        self._chain, self._terms, self._warm = None, None, Counter()
 
     @property
     def waited(self) -> float:
@@ -345,12 +351,13 @@ def _ratio_price(range_: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(price)
 
 
-def _priced(lo: Any, hi: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> tuple[Any, lattice.Clamp]:
-    """Price and clamps of terms in proven ranges."""
+def _priced(lo: Any, hi: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> tuple[Any, Any, lattice.Clamp]:
+    """Price (packed), charge and clamps of terms in proven ranges."""
     clamp = lattice.clamp_for(lo, hi, gamma, n)
     clamp = clamp._replace(admissible=clamp.admissible & asked)
     widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
-    return _packed(lattice.cost(clamp, gamma, sigma), widths, *clamp), clamp
+    charge = lattice.cost(clamp, gamma, sigma)
+    return _packed(charge, widths, *clamp), charge, clamp
 
 
 class _Walk:
@@ -364,13 +371,13 @@ class _Walk:
         self.pools = [NoisePool(noise(terms.sigma / terms.gamma, 1))]
         self._price = _ratio_price(study.bounds.range_for(engine.n))
 
-    def quote(self, question: Question) -> tuple[_Quote, int]:
+    def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if not isinstance(question, Ratio):
             raise InvalidInput(f"a walk asks for ratios, got a {type(question).__name__}.")
         chains, gamma = self._terms.chains, self._terms.gamma
         theta = _matrix("theta", question.theta, chains, self._dim)
         theta_prop = _matrix("theta_prop", question.theta_prop, chains, self._dim)
-        asked = Asked(theta, theta_prop, _flags(question.asked, chains), gamma, self._terms.sigma)
+        asked = Asked(theta, theta_prop, _flags(question.asked, chains), gamma, self._terms.sigma, covered)
         with jax.enable_x64(True):
             both = self._engine.priced_ratio(self._price, asked)
             whole, summed = both or (self._price(*asked[:3], gamma, self._engine.n, asked.sigma)[0], None)
@@ -430,7 +437,7 @@ class _Family:
             NoisePool(noise(terms.sigma / terms.gamma, 1, 1)),
         ]
 
-    def quote(self, question: Question) -> tuple[_Quote, int]:
+    def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if isinstance(question, Statistic):
             return self._quote_statistic(question)
         if isinstance(question, Correction):
@@ -504,7 +511,7 @@ class _Near:
             NoisePool(noise(terms.sigma / terms.gamma, dim + 1)),
         ]
 
-    def quote(self, question: Question) -> tuple[_Quote, int]:
+    def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if isinstance(question, Statistic):
             return self._quote_statistic(question)
         if isinstance(question, Remainder):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sfumato.errors import InvalidInput
 from sfumato.sensitivity.reference import Reference
@@ -41,17 +42,18 @@ class Spot(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Where log ratios are asked, of which chains, and the noise they will have."""
+    """Where log ratios are asked, of which chains, the noise they will have, and the quanta reserved for them already."""
 
     theta: np.ndarray
     theta_prop: np.ndarray
     asked: np.ndarray
     gamma: float
     sigma: float
+    covered: int
 
 
-Price: TypeAlias = Callable[..., tuple[Array, lattice.Clamp]]
-"""Function (theta, theta_prop, asked, gamma, n, sigma) -> the price, packed as the desk wants it, and the clamps."""
+Price: TypeAlias = Callable[..., tuple[Array, Array, lattice.Clamp]]
+"""Function (theta, theta_prop, asked, gamma, n, sigma) -> the price, packed as the desk wants it; the charge; the clamps."""
 
 
 class Place(NamedTuple):
@@ -109,8 +111,11 @@ class Engine(Protocol):
         """Integer log-likelihood ratio of every chain."""
         ...
 
-    def priced_ratio(self, price: "Price", asked: "Asked") -> tuple[Array, Array] | None:
-        """Price of log ratios and the ratios themselves in one compiled call; None where one must come after the other."""
+    def priced_ratio(self, price: "Price", asked: "Asked") -> tuple[Array, Array | None] | None:
+        """Price of log ratios and, if it is covered, the ratios themselves, in one compiled call.
+
+        None where one must come after the other. No record is looked at for a price that nothing was reserved for.
+        """
         ...
 
     def vector(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, gamma: float) -> np.ndarray:
@@ -201,16 +206,21 @@ class LocalEngine:
             kept = self.rows * len(spot.theta) <= KEEP_TERMS
             return np.asarray(self._ratio_cached(spot) if kept else self._ratio_blocks(spot))
 
-    def priced_ratio(self, price: Price, asked: Asked) -> tuple[Array, Array] | None:
+    def priced_ratio(self, price: Price, asked: Asked) -> tuple[Array, Array | None] | None:
         """One call for both where terms are kept: dispatch is most of what a small round costs."""
-        chains = len(asked.theta)
-        if self.rows * chains > KEEP_TERMS:
+        chains, kept = len(asked.theta), self._kept
+        chosen = _chosen(kept, asked.theta)
+        if kept is None or chosen is None or self.rows * chains > KEEP_TERMS:
             return None
         run = self._build(
             ("priced", asked.gamma, asked.sigma, chains),
             lambda: _compile_priced(self._question(asked.gamma, chains), price, asked.sigma),
         )
-        whole, total, here, there = run(self._held(), *self._terms_at(asked.theta), *asked[:3])
+        whole, covered, total, here, there = run(
+            self._held(), kept.here, kept.there, chosen, *asked[:3], np.int64(asked.covered)
+        )
+        if not covered:
+            return whole, None
         self._kept = _Kept(asked.theta, asked.theta_prop, here, there)
         return whole, total
 
@@ -368,10 +378,23 @@ def _sum_kept(
 
 def _compile_priced(question: scan.Question, price: Price, sigma: float) -> Callable[..., Any]:
     def run(
-        records: Rows, here: Array, there: Array, chosen: Array, theta: Array, theta_prop: Array, asked: Array
+        records: Rows,
+        here: Array,
+        there: Array,
+        chosen: Array,
+        theta: Array,
+        theta_prop: Array,
+        asked: Array,
+        left: Array,
     ) -> Any:
-        whole, clamp = price(theta, theta_prop, asked, question.gamma, question.n, sigma)
-        return whole, *_sum_kept(question, records, here, there, chosen, theta_prop, clamp)
+        whole, charge, clamp = price(theta, theta_prop, asked, question.gamma, question.n, sigma)
+        covered = charge <= left
+        parts = lax.cond(
+            covered,
+            lambda: _sum_kept(question, records, here, there, chosen, theta_prop, clamp),
+            lambda: (jnp.zeros(len(theta), jnp.int64), here, there),
+        )
+        return whole, covered, *parts
 
     return jax.jit(run)
 

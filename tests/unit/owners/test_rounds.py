@@ -228,15 +228,34 @@ def test_a_round_costs_one_pass_over_the_records(monkeypatch):
         states = states_of(case, stream)
         rounds.begin(case.kernel, case.sigma, states)
         chunk = rounds.chunk(states, stream.peek(case.kernel, 30), 30, 1)
-        # Two programs were built, each scoring once: the start's terms, and a round's. The start's ran once.
-        assert len(scored) == 2
-        assert set(inner._compiled) == {("terms", CHAINS), ("priced", 2.0**-36, case.sigma, CHAINS)}
+        # Each program scores once: the start's terms, a round that was paid for first, and one that its block covers.
+        assert len(scored) == 3
+        priced = ("priced", 2.0**-36, case.sigma, CHAINS)
+        assert set(inner._compiled) == {("terms", CHAINS), ("ratio", 2.0**-36, CHAINS), priced}
         calls = []
         inner._compiled["terms", CHAINS] = lambda *a: calls.append(1)
         stream.consume(30)
         rounds.chunk(chunk.states, stream.peek(case.kernel, 30), 30, 1)
         assert not calls
         rounds.close()
+
+
+def test_no_record_is_looked_at_for_a_price_that_nothing_is_reserved_for(monkeypatch):
+    case = walk_case()
+    with Ledger.in_memory(CAP) as ledger:
+        desk = door_of(case, ledger)._desk
+        desk.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
+        desk.answer("first", ratio())  # terms are kept and a block is open
+        kept, seen = desk._engine._kept, []
+        real = engine.LocalEngine.priced_ratio
+        monkeypatch.setattr(engine.LocalEngine, "priced_ratio", lambda *a: seen.append(real(*a)) or seen[-1])
+        with pytest.raises(BudgetSpent):
+            desk.answer("far", ratio(shift=6.0))  # dearer than all there is
+        assert seen[-1] is not None and seen[-1][1] is None
+        assert desk._engine._kept is kept
+        desk.answer("near", ratio(shift=0.02))
+        assert seen[-1][1] is not None
+        desk.close()
 
 
 # -- the desk ---------------------------------------------------------------------------------------------------------
