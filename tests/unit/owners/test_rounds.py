@@ -253,8 +253,9 @@ def test_no_record_is_looked_at_for_a_price_that_nothing_is_reserved_for(monkeyp
             desk.answer("far", ratio(shift=6.0))  # dearer than all there is
         assert seen[-1] is not None and seen[-1][1] is None
         assert desk._engine._kept is kept
-        desk.answer("near", ratio(shift=0.02))
-        assert seen[-1][1] is not None
+        desk.answer("near", ratio(shift=0.02))  # opens a block: paid first, then summed
+        desk.answer("nearer", ratio(shift=0.01))
+        assert [summed is None for _, summed in seen] == [True, True, False]
         desk.close()
 
 
