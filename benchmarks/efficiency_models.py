@@ -189,7 +189,7 @@ def run_many(study: Study, data, plan: Plan, kernel: str, runs: int, pilots: lis
     tuned = replan(plan, study, pilots[0][0], left, kernel=kernel, max_iterations=plan.iterations)
     rng = np.random.default_rng(1)
     roots = [np.linalg.cholesky(p.covariance) for p, _ in pilots]
-    start = np.stack([p.centre + r @ rng.standard_normal(len(r)) for (p, _), r in zip(pilots, roots, strict=True)])
+    start = np.stack([p.centre + np.linalg.cholesky(p.start) @ rng.standard_normal(len(p.centre)) for p, _ in pilots])
     stream = PublicStream(1, runs)
     with jax.enable_x64(True):
         theta = jnp.asarray(start)
@@ -280,6 +280,11 @@ def cell(name: str, epsilon: float, args: argparse.Namespace, exact: tuple[np.nd
     return out
 
 
+def times_the_walk(row: dict, walk: dict) -> float:
+    """How many times the random walk's effective draws. A start is a draw itself, worth one: what the steps add is compared."""
+    return (row["ess"] - 1) / max(walk["ess"] - 1, 1e-300)
+
+
 def verdict(row: dict, walk: dict | None) -> str:
     """What a Langevin row misses of what is wanted, in a word; walks, and what `sample` would refuse, are only shown."""
     if row["kernel"] != "langevin" or row["refused"]:
@@ -289,7 +294,7 @@ def verdict(row: dict, walk: dict | None) -> str:
     missed = []
     if logistic_one and row["share"] < {5: 0.65, 20: 0.55}.get(dim, 0.0):
         missed.append("share")
-    if walk is not None and logistic_one and row["share"] < {5: 5.0, 20: 20.0}.get(dim, 1.0) * walk["share"]:
+    if walk is not None and logistic_one and times_the_walk(row, walk) < {5: 5.0, 20: 20.0}.get(dim, 1.0):
         missed.append("times the walk")
     if abs(row["variance"] - 1) > 0.02:
         missed.append("variance")
@@ -334,6 +339,7 @@ def table(args: argparse.Namespace) -> int:
                 found = verdict(row, walk)
                 missed += bool(found)
                 print(line(row, found), flush=True)
+            print(f"{'':<17} langevin over random-walk, starts not counted: {times_the_walk(rows[0], walk):.1f} times")
             if args.out:
                 with args.out.open("a") as file:
                     file.writelines(json.dumps(row) + "\n" for row in rows)

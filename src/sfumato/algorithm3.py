@@ -328,7 +328,7 @@ def _starts(model: Model, plan: Plan, stream: PublicStream) -> State:
     picture = plan.picture
     log_prior = jax.jit(jax.vmap(model.log_prior))  # eager, its many small operations would be compiled one by one
     with jax.enable_x64(True):
-        drawn = stream.starts(picture.centre, picture.covariance)
+        drawn = stream.starts(picture.centre, picture.start)
         inside = np.isfinite(np.asarray(log_prior(jnp.asarray(drawn))))[:, None]
         theta = jnp.asarray(np.where(inside, drawn, picture.centre))
         return State(theta, log_prior(theta), jnp.asarray(stream.directions(plan.matrix.shape[1])))

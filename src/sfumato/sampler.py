@@ -328,7 +328,7 @@ def _start(study: Study, plan: Plan, stream: PublicStream, pilot: Mapping[str, A
     """Starting states, one per chain, drawn from the picture of the posterior."""
     kernel = _build_kernel(study, plan)
     with jax.enable_x64(True):
-        theta = jnp.asarray(stream.starts(plan.picture.centre, plan.picture.covariance))
+        theta = jnp.asarray(stream.starts(plan.picture.centre, plan.picture.start))
         log_prior = jax.vmap(study.model.log_prior)(theta)
         centre = jnp.broadcast_to(jnp.asarray(plan.picture.centre), theta.shape)
         outside = ~jnp.isfinite(log_prior)[:, None]

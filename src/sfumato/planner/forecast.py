@@ -32,7 +32,7 @@ PAIRS = 64
 REFERENCE_STEPS = tuple(np.round(np.geomspace(0.01, 2.0, 18), 4).tolist())
 """The same around a reference point, where no step is too large for a normal posterior."""
 REFERENCE_SIGMAS = tuple(np.round(np.geomspace(0.03, 2.0, 24), 4).tolist())
-ENOUGH_REFERENCE = 0.98
+ENOUGH_REFERENCE = 0.99
 SHOWING = 400
 """Steps a chain should have, where it can, for its diagnostics to mean something."""
 STEP_SIZES = tuple(np.round(np.geomspace(0.002, 1.0, 22), 5).tolist())
@@ -43,6 +43,10 @@ ENOUGH = 0.97
 """Smaller steps cost compute, not privacy; stop shrinking them at this share of the best forecast."""
 ENOUGH_LANGEVIN = 0.985
 """The same for Langevin, whose steps cost no pass over the records."""
+
+
+LEAST_START = 1 / 16
+"""Variance of the starts about the centre in posterior variances, at the least: chains should not start at one point."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,15 @@ class Picture:
     origin: str
     error: float = 0.0
     roughness: float = 0.0
+
+    @property
+    def start(self) -> np.ndarray:
+        r"""Covariance :math:`(1 - e^2)\Sigma` of starts about the centre; its own error e is the rest of the posterior's.
+
+        So a start is as far from the mode, on average, as a draw. With all of :math:`\Sigma` about the centre it would be
+        further, and on a small budget no steps can be spared for the chain to forget it.
+        """
+        return self.covariance * max(1.0 - self.error**2, LEAST_START)
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,7 @@ def step_matrices(covariance: np.ndarray) -> list[np.ndarray]:
     return [lower, reverse, symmetric]
 
 
+@lru_cache(maxsize=16)
 def mean_square_width(range_: Any) -> WidthSquare:
     """Function (picture, moves) -> average squared sensitivity of those moves (one per row) from points around the centre."""
 

@@ -1,7 +1,7 @@
 """What is proven about one record near a reference point: gradients apart by so much, scalars within such a range."""
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,9 @@ from sfumato.sensitivity.remainder import Anchor, Remainder
 
 FINER = 8
 """Cells for the gradients at the reference point, over those for the scalars of every step: they are looked at once."""
+
+KEPT = 4
+"""Reference points remembered: a plan has one before its pilot and one after."""
 
 
 class Proven(NamedTuple):
@@ -38,6 +41,7 @@ class Reference:
 
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self._model, self._domain = model, domain
+        self._prove = lru_cache(maxsize=KEPT)(self._prove_at)
 
     @cached_property
     def remainder(self) -> Remainder:
@@ -63,10 +67,15 @@ class Reference:
         return jax.jit(lambda theta: (self.remainder.anchor(theta), self.remainder.anchor(theta, FINER)))
 
     def at(self, centre: np.ndarray, matrix: np.ndarray) -> Proven:
-        """Prove what can be proven at a reference point."""
+        """Prove what can be proven at a reference point; a planner asks about the same one again and again."""
+        point, root = np.asarray(centre, np.float64), np.asarray(matrix, np.float64)
+        return self._prove(point.tobytes(), root.tobytes())
+
+    def _prove_at(self, point: bytes, root: bytes) -> Proven:
+        centre = np.frombuffer(point)
         with jax.enable_x64(True):
-            coarse, fine = self._anchors(jnp.asarray(centre, jnp.float64))
-            return Proven(coarse, gradient_set(self.remainder, fine, np.asarray(matrix)))
+            coarse, fine = self._anchors(jnp.asarray(centre))
+            return Proven(coarse, gradient_set(self.remainder, fine, np.frombuffer(root).reshape(len(centre), -1)))
 
     def gradient(self, theta: Array, record: Mapping[str, Array]) -> Array:
         """Gradient of one record, by the program that the bounds are proven for; pure JAX, in 64-bit mode."""
