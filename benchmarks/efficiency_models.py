@@ -282,7 +282,7 @@ def cell(name: str, epsilon: float, args: argparse.Namespace, exact: tuple[np.nd
 
 def times_the_walk(row: dict, walk: dict) -> float:
     """How many times the random walk's effective draws. A start is a draw itself, worth one: what the steps add is compared."""
-    return (row["ess"] - 1) / max(walk["ess"] - 1, 1e-300)
+    return (row["ess"] - 1) / (walk["ess"] - 1) if walk["ess"] > 1 else np.inf
 
 
 def verdict(row: dict, walk: dict | None) -> str:
