@@ -51,6 +51,7 @@ from sfumato.vault.langevin import (
 )
 from sfumato.vault.ledger import Account, Block, JournalledAccount
 from sfumato.vault.noise import NoisePool, Source, source_for
+from sfumato.vault.packing import pack, packed, unpack, unpacked
 
 ROUNDS_PER_BLOCK = 32
 """Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
@@ -357,7 +358,14 @@ def _priced(lo: Any, hi: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> tup
     clamp = clamp._replace(admissible=clamp.admissible & asked)
     widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
     charge = lattice.cost(clamp, gamma, sigma)
-    return _packed(charge, widths, *clamp), charge, clamp
+    return packed(charge, widths, *clamp), charge, clamp
+
+
+def _read_price(whole: Any, chains: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Charge; width, clamps and admissibility of every chain."""
+    numbers = np.asarray(whole)
+    width, lo, hi, admissible = unpacked(numbers[1:], (float, int, int, bool), chains)
+    return int(numbers[0]), width, lo, hi, admissible
 
 
 class _Walk:
@@ -381,11 +389,11 @@ class _Walk:
         with jax.enable_x64(True):
             both = self._engine.priced_ratio(self._price, asked)
             whole, summed = both or (self._price(*asked[:3], gamma, self._engine.n, asked.sigma)[0], None)
-            charge, shown, (lo, hi, admissible) = _unpacked(whole, chains)
+            charge, shown, lo, hi, admissible = _read_price(whole, chains)
 
         def answer() -> Answer:
             noise = self.pools[0].take(chains)
-            total = self._engine.ratio(Spot(theta, theta_prop, lo, hi, gamma)) if summed is None else np.asarray(summed)
+            total = self._engine.ratio(Spot(theta, theta_prop, lo, hi, gamma)) if summed is None else summed
             return Answer(gamma, np.where(admissible, total + noise, 0), shown, admissible)
 
         return _Quote(charge, answer), int(admissible.sum())
@@ -421,13 +429,14 @@ class _Family:
             width = scalar_width(question)
         reach = jnp.asarray(engine.n * np.maximum(hi - lo, 1).astype(np.float64)) * terms.proposal_gamma
 
-        def price(total: Any, direction: Any, asked: Any) -> Any:
+        def price(total: Any, numbers: Any) -> Any:
+            direction, asked = unpack(numbers, (float, (terms.chains, dim)), (bool, (terms.chains,)))
             widths = jax.vmap(width)(direction)
             fits = jnp.sum(jnp.abs(direction) * reach, axis=1) / terms.gamma <= lattice.SUM_LIMIT
             asked = asked & jnp.isfinite(widths) & fits
             widths = jnp.where(asked, widths, 0.0)
             exact = exact_scalar(question, total, jnp.where(asked[:, None], direction, 0.0))
-            return _packed(scalar_quanta(widths, asked, terms.sigma), widths, exact, asked)
+            return packed(scalar_quanta(widths, asked, terms.sigma), widths, exact, asked)
 
         # Price and exact scalar in one compiled call: the scalar waits here until it is paid for and has its noise.
         self._price = jax.jit(price)
@@ -463,7 +472,8 @@ class _Family:
         asked = _flags(question.asked, chains)
         direction = _matrix("direction", question.direction, chains, self._dim)
         with jax.enable_x64(True):
-            charge, shown, (exact, admissible) = _unpacked(self._price(self._total, direction, asked), chains)
+            whole = np.asarray(self._price(self._total, pack(direction, asked)))
+        charge, (shown, exact, admissible) = int(whole[0]), unpacked(whole[1:], (float, int, bool), chains)
 
         def answer() -> Answer:
             noise = self.pools[1].take(chains)
@@ -477,12 +487,14 @@ class _Family:
 
 
 @lru_cache(maxsize=32)
-def _remainder_price(near: Reference) -> Callable[..., Any]:
-    """As `_ratio_price`, of second-order scalars: (anchor, theta, theta_prop, slope, asked, gamma, n, sigma) -> the price."""
+def _remainder_price(near: Reference, chains: int, dim: int) -> Callable[..., Any]:
+    """As `_ratio_price`, of second-order scalars: (anchor, what is asked, packed) -> the price, packed."""
+    rows = (float, (chains, dim))
 
-    def price(anchor: Any, theta: Any, theta_prop: Any, slope: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> Any:
-        rows = theta, theta_prop, theta_prop - theta - slope
-        lo, hi = lax.map(lambda row: near.range(anchor, *row), rows)
+    def price(anchor: Any, numbers: Any) -> Any:
+        parts = rows, rows, rows, (bool, (chains,)), (float, ()), (int, ()), (float, ())
+        theta, theta_prop, slope, asked, gamma, n, sigma = unpack(numbers, *parts)
+        lo, hi = lax.map(lambda row: near.range(anchor, *row), (theta, theta_prop, theta_prop - theta - slope))
         return _priced(lo, hi, asked, gamma, n, sigma)[0]
 
     return jax.jit(price)
@@ -505,7 +517,7 @@ class _Near:
         self._first = reference.first_cost(proven.gradients, terms.proposal_sigma, terms.proposal_gamma)
         self._diameter = np.array([proven.gradients.diameter])
         self._total = engine.gradient(Place(centre, root, low, high, terms.proposal_gamma))
-        self._anchor, self._price = proven.anchor, _remainder_price(near)
+        self._anchor, self._price = proven.anchor, _remainder_price(near, terms.chains, dim)
         self.pools = [
             NoisePool(noise(terms.proposal_sigma / terms.proposal_gamma, dim + 1)),
             NoisePool(noise(terms.sigma / terms.gamma, dim + 1)),
@@ -537,8 +549,11 @@ class _Near:
         theta, theta_prop, slope = (_matrix(name, getattr(question, name), chains, dim) for name in names)
         asked = _flags(question.asked, chains)
         with jax.enable_x64(True):
-            whole = self._price(self._anchor, theta, theta_prop, slope, asked, gamma, self._engine.n, self._terms.sigma)
-            charge, shown, (lo, hi, admissible) = _unpacked(whole, chains)
+            numbers = pack(
+                theta, theta_prop, slope, asked, np.float64(gamma), self._engine.n, np.float64(self._terms.sigma)
+            )
+            whole = self._price(self._anchor, numbers)
+            charge, shown, lo, hi, admissible = _read_price(whole, chains)
 
         def answer() -> Answer:
             noise = self.pools[1].take(chains)
@@ -550,22 +565,6 @@ class _Near:
     def close(self) -> None:
         for pool in self.pools:
             pool.close()
-
-
-# -- one array out of a compiled call is several times cheaper than five ------------------------------------------
-
-
-def _packed(charge: Any, widths: Any, *columns: Any) -> Any:
-    """A charge, widths (their bits), and integer or boolean columns, one entry per chain, as one row of 64-bit integers."""
-    bits = lax.bitcast_convert_type(widths, jnp.int64)
-    return jnp.concatenate([charge[None], bits, *(column.astype(jnp.int64) for column in columns)])
-
-
-def _unpacked(whole: Any, chains: int) -> tuple[int, np.ndarray, list[np.ndarray]]:
-    """Inverse of `_packed`; the last column was boolean."""
-    numbers = np.asarray(whole)
-    bits, *columns = numbers[1:].reshape(-1, chains)
-    return int(numbers[0]), bits.view(np.float64), [*columns[:-1], columns[-1].astype(bool)]
 
 
 # -- checks -----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from sfumato.vault import lattice, moments, reference, scan
 from sfumato.vault.blocks import Rows
 from sfumato.vault.kinds import count_kinds
 from sfumato.vault.langevin import LangevinQuestion, exact_sum
+from sfumato.vault.packing import pack, packed, unpack
 from sfumato.vault.records import Records, check_precision
 from sfumato.vault.trim import trim
 
@@ -111,7 +112,7 @@ class Engine(Protocol):
         """Integer log-likelihood ratio of every chain."""
         ...
 
-    def priced_ratio(self, price: "Price", asked: "Asked") -> tuple[Array, Array | None] | None:
+    def priced_ratio(self, price: "Price", asked: "Asked") -> tuple[np.ndarray, np.ndarray | None] | None:
         """Price of log ratios and, if it is covered, the ratios themselves, in one compiled call.
 
         None where one must come after the other. No record is looked at for a price that nothing was reserved for.
@@ -206,7 +207,7 @@ class LocalEngine:
             kept = self.rows * len(spot.theta) <= KEEP_TERMS
             return np.asarray(self._ratio_cached(spot) if kept else self._ratio_blocks(spot))
 
-    def priced_ratio(self, price: Price, asked: Asked) -> tuple[Array, Array | None] | None:
+    def priced_ratio(self, price: Price, asked: Asked) -> tuple[np.ndarray, np.ndarray | None] | None:
         """One call for both where terms are kept: dispatch is most of what a small round costs."""
         chains, kept = len(asked.theta), self._kept
         chosen = _chosen(kept, asked.theta)
@@ -216,9 +217,10 @@ class LocalEngine:
             ("priced", asked.gamma, asked.sigma, chains),
             lambda: _compile_priced(self._question(asked.gamma, chains), price, asked.sigma),
         )
-        whole, covered, total, here, there = run(
-            self._held(), kept.here, kept.there, chosen, *asked[:3], np.int64(asked.covered)
-        )
+        question = pack(asked.covered, chosen, asked.asked, asked.theta, asked.theta_prop)
+        row, here, there = run(self._held(), kept.here, kept.there, question)
+        numbers = np.asarray(row)
+        whole, covered, total = numbers[: -chains - 1], numbers[-chains - 1], numbers[-chains:]
         if not covered:
             return whole, None
         self._kept = _Kept(asked.theta, asked.theta_prop, here, there)
@@ -282,7 +284,7 @@ class LocalEngine:
             cached = (
                 self.rows * chains <= scan.CACHE_TERMS and self.rows * len(bend.centre) <= reference.CACHE_GRADIENTS
             )
-            run = self._build(("remainder", bend.gamma, chains), lambda: _compile_remainder(sums, cached))
+            run = self._build(("remainder", bend.gamma, chains), lambda: _compile_remainder(sums, chains, cached))
             gradients, here, there = self._gradients_at(sums, bend.centre) if cached else jnp.zeros(0), None, None
             chosen = _chosen(self._kept, bend.theta) if cached else None
             if cached and (self._kept is None or chosen is None):
@@ -297,10 +299,8 @@ class LocalEngine:
             else:
                 here = there = jnp.zeros((chains, 0))
                 chosen = np.zeros(chains, bool)
-            parts = (
-                jnp.asarray(part) for part in (bend.theta, bend.theta_prop, bend.slope, bend.lo, bend.hi, bend.centre)
-            )
-            total, here, there = run(self._held(), gradients, here, there, jnp.asarray(chosen), *parts)
+            numbers = pack(np.asarray(chosen), bend.theta, bend.theta_prop, bend.slope, bend.lo, bend.hi, bend.centre)
+            total, here, there = run(self._held(), gradients, here, there, numbers)
             self._kept = _Kept(bend.theta, bend.theta_prop, here, there) if cached else None
             return np.asarray(total)
 
@@ -377,24 +377,19 @@ def _sum_kept(
 
 
 def _compile_priced(question: scan.Question, price: Price, sigma: float) -> Callable[..., Any]:
-    def run(
-        records: Rows,
-        here: Array,
-        there: Array,
-        chosen: Array,
-        theta: Array,
-        theta_prop: Array,
-        asked: Array,
-        left: Array,
-    ) -> Any:
+    chains, dim = question.chains, question.model.dim
+    flags, rows = (bool, (chains,)), (float, (chains, dim))
+
+    def run(records: Rows, here: Array, there: Array, numbers: Array) -> Any:
+        left, chosen, asked, theta, theta_prop = unpack(numbers, (int, ()), flags, flags, rows, rows)
         whole, charge, clamp = price(theta, theta_prop, asked, question.gamma, question.n, sigma)
         covered = charge <= left
-        parts = lax.cond(
+        total, *terms = lax.cond(
             covered,
             lambda: _sum_kept(question, records, here, there, chosen, theta_prop, clamp),
-            lambda: (jnp.zeros(len(theta), jnp.int64), here, there),
+            lambda: (jnp.zeros(chains, jnp.int64), here, there),
         )
-        return whole, covered, *parts
+        return packed(whole, covered, total), *terms
 
     return jax.jit(run)
 
@@ -406,11 +401,13 @@ def _compile_blocks(question: scan.Question) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def _compile_remainder(sums: _Sums, cached: bool) -> Callable[..., Any]:
-    def run(
-        rows: Rows, gradients: Array, here: Array, there: Array, chosen: Array, theta: Array, theta_prop: Array, slope: Array,
-        lo: Array, hi: Array, centre: Array,
-    ) -> Any:  # fmt: skip
+def _compile_remainder(sums: _Sums, chains: int, cached: bool) -> Callable[..., Any]:
+    dim = sums.model.dim
+    each, whole = (float, (chains, dim)), (int, (chains,))
+    asked = ((bool, (chains,)), each, each, each, whole, whole, (float, (dim,)))
+
+    def run(rows: Rows, gradients: Array, here: Array, there: Array, numbers: Array) -> Any:
+        chosen, theta, theta_prop, slope, lo, hi, centre = unpack(numbers, *asked)
         kept = jnp.where(chosen[:, None], there, here)
 
         def one(row: Any) -> Any:

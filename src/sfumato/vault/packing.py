@@ -1,0 +1,53 @@
+"""Many small arrays as one row of 64-bit integers, reals by their bits.
+
+Handing an array to a compiled call, or taking one out of it, costs about as much as a small round computes; one of each does.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Array: TypeAlias = Any
+
+
+def pack(*parts: np.ndarray | np.float64 | int) -> np.ndarray:
+    """Row of integers, truth values and reals, for `unpack` in a compiled function."""
+    return np.concatenate([_bits(part) for part in parts])
+
+
+def _bits(part: np.ndarray | np.float64 | int) -> np.ndarray:
+    array = np.ascontiguousarray(part).ravel()
+    return array.view(np.int64) if array.dtype == np.float64 else array.astype(np.int64)
+
+
+def unpack(row: Array, *parts: tuple[type, tuple[int, ...]]) -> list[Array]:
+    """Inverse of `pack`, inside a compiled function: each part by its type (int, bool or float) and shape."""
+    out, at = [], 0
+    for kind, shape in parts:
+        size = int(np.prod(shape, dtype=int))
+        piece = row[at : at + size].reshape(shape)
+        at += size
+        out.append(lax.bitcast_convert_type(piece, jnp.float64) if kind is float else piece.astype(kind))
+    return out
+
+
+def packed(*parts: Array) -> Array:
+    """The same as `pack`, inside a compiled function: what it hands out."""
+    return jnp.concatenate([_traced_bits(jnp.atleast_1d(part)) for part in parts])
+
+
+def _traced_bits(part: Array) -> Array:
+    real = jnp.issubdtype(part.dtype, jnp.floating)
+    return (lax.bitcast_convert_type(part, jnp.int64) if real else part.astype(jnp.int64)).ravel()
+
+
+def unpacked(row: Array, kinds: Sequence[type], size: int) -> list[np.ndarray]:
+    """Inverse of `packed`, for parts of `size` entries each."""
+    numbers = np.asarray(row).reshape(len(kinds), size)
+    return [
+        part.view(np.float64) if kind is float else part if kind is int else part.astype(bool)
+        for kind, part in zip(kinds, numbers, strict=True)
+    ]

@@ -1,0 +1,35 @@
+"""Arrays go in and out of a compiled call as one row, and come back to the last bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.vault.packing import pack, packed, unpack, unpacked
+
+REALS = np.array([[0.1, -0.0, 5e-324], [np.pi, -1e308, 2.0**-36]])
+WHOLE = np.array([-(2**62), 2**53 + 1])
+FLAGS = np.array([True, False])
+
+
+def test_what_is_packed_arrives_to_the_last_bit():
+    with jax.enable_x64(True):
+        read = jax.jit(lambda row: unpack(row, (float, (2, 3)), (int, (2,)), (bool, (2,)), (int, ()), (float, ())))
+        reals, whole, flags, one, last = read(pack(REALS, WHOLE, FLAGS, 2**62 - 1, np.float64(0.3)))
+        assert np.asarray(reals).tobytes() == REALS.tobytes()
+        assert np.asarray(whole).tolist() == WHOLE.tolist()
+        assert np.asarray(flags).tolist() == FLAGS.tolist()
+        assert (int(one), float(last)) == (2**62 - 1, 0.3)
+
+
+def test_what_is_handed_out_arrives_to_the_last_bit():
+    with jax.enable_x64(True):
+        row = jax.jit(lambda a, b, c: packed(a, b, c))(REALS[0, :2], WHOLE, FLAGS)
+        assert row.dtype == jnp.int64
+        reals, whole, flags = unpacked(row, (float, int, bool), 2)
+    assert reals.tobytes() == REALS[0, :2].tobytes()
+    assert whole.tolist() == WHOLE.tolist()
+    assert (flags.dtype, flags.tolist()) == (bool, FLAGS.tolist())
+
+
+def test_rows_of_a_larger_array_are_packed_as_they_stand():
+    assert pack(REALS[:, 1]).view(np.float64).tolist() == REALS[:, 1].tolist()
