@@ -23,7 +23,7 @@ def test_what_is_packed_arrives_to_the_last_bit():
 
 def test_what_is_handed_out_arrives_to_the_last_bit():
     with jax.enable_x64(True):
-        row = jax.jit(lambda a, b, c: packed(a, b, c))(REALS[0, :2], WHOLE, FLAGS)
+        row = jax.jit(packed)(REALS[0, :2], WHOLE, FLAGS)
         assert row.dtype == jnp.int64
         reals, whole, flags = unpacked(row, (float, int, bool), 2)
     assert reals.tobytes() == REALS[0, :2].tobytes()
