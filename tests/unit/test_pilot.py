@@ -6,7 +6,7 @@ import pytest
 from sfumato.kernel import PublicStream
 from sfumato.model.derivatives import matrix_to_triangle
 from sfumato.planner.forecast import Picture
-from sfumato.planner.pilot import Answered, _information, _place
+from sfumato.planner.pilot import Answered, _information, _place, _straight
 
 REPEATS = 400
 
@@ -38,12 +38,19 @@ def test_all_gradients_place_the_centre_together():
     assert np.sqrt(np.mean(np.square(off))) == pytest.approx(expected, rel=0.1)
 
 
-def test_a_gradient_from_far_away_is_not_heard():
+def test_gradients_from_where_the_posterior_is_no_parabola_are_not_heard():
     rng = np.random.default_rng(0)
     mode = np.zeros(2)
-    answers = noisy_gradients(rng, mode, np.eye(2), (1e-6, 1.0), [mode + 50.0, mode])
-    _, error = _place(answers, np.eye(2))
-    assert error == pytest.approx(1.0)
+    answers = noisy_gradients(
+        rng, mode, np.eye(2), (1.0, 1.0, 1.0, 1.0), [mode + 50.0, mode + 3.0, mode + 1.0, mode + 9.0]
+    )
+    far, bent, near, last = answers
+
+    def bend(theta):
+        return 0.05 * theta**2
+
+    assert _straight(answers, mode, bend, np.eye(2)) == [near, last]
+    assert _straight(answers, mode, np.zeros_like, np.eye(2)) == [bent, near, last]
 
 
 def released(rng, truth, sigma):

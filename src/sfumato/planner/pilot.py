@@ -37,7 +37,8 @@ PLACING = 0.74
 FAMILY_SCHEDULE = (("gradient", 0.1), ("gradient", 0.3), ("gradient", 0.6))
 """The same for a family in its natural parameter, whose information does not depend on the data."""
 _RADIUS_MARGIN = 1.0 + 2.0**-10
-_FAR = 4.0  # posterior standard deviations, root mean square: a Newton step this long was not yet at its end
+_FAR = 6.0  # posterior standard deviations, root mean square: from further away a gradient says nothing of the mode
+_BENT = 0.25  # of the noise: a Newton step may miss by so much, because the log posterior is no parabola, and still be heard
 _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave the region the prior believes in
 
 
@@ -99,7 +100,8 @@ def run_pilot(
         theta = np.clip(theta, -bound, bound)
     batch = synthetic.uniform(model, domain, theta)
     covariance = forecast.safe_inverse(_precision(model, n, theta, batch, information))
-    theta, error = _place(answered, covariance)
+    trusted = _straight(answered, theta, _bends(model, n, theta, batch), covariance)
+    theta, error = _place(trusted, covariance)
     theta = np.clip(_inside(model, answered[-1].theta, theta - answered[-1].theta), -bound, bound)
     batch = synthetic.uniform(model, domain, theta)
     covariance = forecast.safe_inverse(_precision(model, n, theta, batch, information))
@@ -115,19 +117,50 @@ class Answered(NamedTuple):
 
 
 def _place(answered: list[Answered], covariance: np.ndarray) -> tuple[np.ndarray, float]:
-    r"""Where all gradients together put the mode, and its error in posterior standard deviations (root mean square).
+    r"""Where gradients together put the mode, and its error in posterior standard deviations (root mean square).
 
     With the final covariance :math:`\Sigma` every answer is a Newton step :math:`\theta_k + \Sigma g_k` of its own, with noise
-    :math:`\Sigma N_k`; they are averaged by their precisions. A step from far away says nothing: the posterior is not normal
-    over such a distance.
+    :math:`\Sigma N_k`; they are averaged by their precisions.
     """
     white = np.linalg.inv(np.linalg.cholesky(covariance))
-    steps = [(white @ (a.theta + covariance @ a.gradient), white @ covariance @ a.noise, a) for a in answered]
-    near = [s for s in steps if np.linalg.norm(s[0] - white @ s[2].theta) < _FAR * len(white) ** 0.5] or steps[-1:]
-    precisions = [forecast.safe_inverse(noise @ noise.T) for _, noise, _ in near]
+    precisions = [_precision_of(a, white, covariance) for a in answered]
     spread = forecast.safe_inverse(np.sum(precisions, axis=0))
-    mode = spread @ np.sum([p @ s[0] for p, s in zip(precisions, near, strict=True)], axis=0)
-    return np.linalg.solve(white, mode), float((np.trace(spread) / len(white)) ** 0.5)
+    steps = [p @ (white @ (a.theta + covariance @ a.gradient)) for p, a in zip(precisions, answered, strict=True)]
+    return np.linalg.solve(white, spread @ np.sum(steps, axis=0)), float((np.trace(spread) / len(white)) ** 0.5)
+
+
+def _precision_of(answered: Answered, white: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    noise = white @ covariance @ answered.noise
+    return forecast.safe_inverse(noise @ noise.T)
+
+
+def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Function theta -> how far a Newton step from there misses the mode, were the records the made-up ones."""
+    made_up = forecast.safe_inverse(_precision(model, n, mode, batch, None))
+
+    def slope(theta: np.ndarray) -> np.ndarray:
+        scores = np.asarray(compiled.scores(model)(jnp.asarray(theta), dict(batch)))
+        finite = np.isfinite(scores).all(axis=1)
+        prior = np.asarray(compiled.prior_derivatives(model)(jnp.asarray(theta))[0])
+        return np.asarray(n * scores[finite].mean(axis=0) + prior)
+
+    there = slope(mode)
+    return lambda theta: np.asarray(theta - mode + made_up @ (slope(theta) - there))
+
+
+def _straight(
+    answered: list[Answered], mode: np.ndarray, bend: Callable[[np.ndarray], np.ndarray], covariance: np.ndarray
+) -> list[Answered]:
+    """Answers from places so near that the log posterior is a parabola from there to the mode; the last one always."""
+    white = np.linalg.inv(np.linalg.cholesky(covariance))
+
+    def near(a: Answered) -> bool:
+        if not np.linalg.norm(white @ (a.theta - mode)) < _FAR * len(white) ** 0.5:
+            return False
+        noise = np.trace(forecast.safe_inverse(_precision_of(a, white, covariance))) ** 0.5
+        return bool(np.linalg.norm(white @ bend(a.theta)) < _BENT * noise)
+
+    return [a for a in answered[:-1] if near(a)] + answered[-1:]
 
 
 def _inside(model: Model, theta: np.ndarray, move: np.ndarray) -> np.ndarray:
