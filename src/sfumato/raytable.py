@@ -15,7 +15,7 @@ class RayTable:
     pattern
         Files, such as ``/data/visits/*.parquet`` or ``s3://bucket/visits/*.parquet``.
     address
-        An existing cluster, such as ``ray://head:10001`` or ``auto``. None starts one on this machine, for this run.
+        An existing cluster, such as ``head:6379`` or ``auto``. None starts one on this machine, for this run.
     workers
         Actors; by default one per core of the cluster.
     """

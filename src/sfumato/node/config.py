@@ -246,7 +246,7 @@ outside = "refuse"             # or "clamp": what happens to records outside the
 # precision = "float64"        # or "float32": faster, never less private
 # engine = "ray"               # a table larger than this process: path = "visits/*.parquet", held by Ray workers (docs/ray.md)
 # workers = 2                  # so many of them; one a core by default
-# address = "ray://head:10001" # on a cluster of yours; without it one is started here, on loopback, for this node alone
+# address = "head:6379"        # on a cluster of yours; without it one is started here, on loopback, for this node alone
 
 [domain.y]                     # where a record lives: public, and a promise about everybody, in the table or not
 kind = "binary"                # or interval, integers, categories, box, ball

@@ -307,10 +307,11 @@ def connect(table: RayTable) -> tuple[Any, bool]:
         with _own_signals():
             ray.init(**where, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
-        told = (
-            f"no Ray cluster can be used at {table.address}" if table.address else "Ray could not start a cluster here"
-        )
-        raise InvalidInput(f"{told} ({type(error).__name__}); see Ray's own log.") from None
+        told, next_step = "Ray could not start a cluster here", "see Ray's own log"
+        if table.address:
+            told = f"no Ray cluster can be used at {table.address}"
+            next_step = "see Ray's own log; one that asks for a token needs RAY_AUTH_MODE=token here as well"
+        raise InvalidInput(f"{told} ({type(error).__name__}); {next_step}.") from None
     if table.address is None:
         _check_at_home(ray)
     return ray, True

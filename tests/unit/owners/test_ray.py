@@ -1,8 +1,11 @@
 """Shards on a Ray cluster: the same whole numbers as one table, whoever dies in between."""
 
+import contextlib
 import ipaddress
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import sfumato as sf
-from node_helpers import YES, load, prepare, process, threaded
+from node_helpers import YES, free_port, load, prepare, process, threaded
 from node_helpers import N as PEOPLE
 from sfumato.access.local import LocalDoor, facts_of
 from sfumato.access.questions import Statistic
@@ -305,6 +308,52 @@ def test_a_node_starts_a_cluster_that_nobody_else_can_reach_and_ends_it_with_its
     with Ledger(tmp_path / "owner.ledger") as ledger:
         assert ledger.verify().ok
         assert ledger.accounts()[-1].answers == 5
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Address of a cluster that somebody else started; it wants to see the token that Ray keeps at home."""
+    port = free_port()
+    here = str(Path(__file__).parents[2])
+    known = os.environ | {"RAY_AUTH_MODE": "token", "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
+    command = [
+        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}", "--num-cpus=2",
+        "--include-dashboard=false", "--disable-usage-stats", "--node-ip-address=127.0.0.1",
+    ]  # fmt: skip
+    with (tmp_path / "cluster.log").open("w") as log:
+        started = subprocess.Popen(command, env=known, stdout=log, stderr=log, start_new_session=True)
+    until = time.monotonic() + 60
+    while "Ray runtime started" not in (tmp_path / "cluster.log").read_text():
+        assert started.poll() is None and time.monotonic() < until, (tmp_path / "cluster.log").read_text()
+        time.sleep(0.2)
+    yield f"127.0.0.1:{port}", known
+    started.terminate()
+    try:
+        started.wait(30)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def test_a_cluster_that_was_there_before_is_used_by_its_address_and_left_running(folder, elsewhere):
+    address, known = elsewhere
+    script = Path(__file__).with_name("existing_cluster.py")
+    command = [sys.executable, str(script), str(folder / "*.parquet"), address]
+    for _ in range(2):
+        done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=240, check=False)
+        assert done.stdout.endswith("the same whole numbers\n"), done.stderr
+
+
+def test_where_no_cluster_answers_the_message_says_what_it_may_want(folder, monkeypatch):
+    import ray
+
+    def nobody(**where):
+        raise ConnectionError("Ray tries for minutes before it says so")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", nobody)
+    with pytest.raises(InvalidInput, match=r"no Ray cluster can be used at 10\.0\.0\.9:6379 .*RAY_AUTH_MODE=token"):
+        RayShards(sf.RayTable(folder / "*.parquet", address="10.0.0.9:6379"), DOMAIN)
 
 
 def descendants(pid):
