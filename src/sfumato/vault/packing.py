@@ -3,6 +3,7 @@
 Handing an array to a compiled call, or taking one out of it, costs about as much as a small round computes; one of each does.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -15,12 +16,14 @@ Array: TypeAlias = Any
 
 def pack(*parts: np.ndarray | np.float64 | int) -> np.ndarray:
     """Row of integers, truth values and reals, for `unpack` in a compiled function."""
-    return np.concatenate([_bits(part) for part in parts])
+    return np.frombuffer(b"".join([_bytes(part) for part in parts]), np.int64)
 
 
-def _bits(part: np.ndarray | np.float64 | int) -> np.ndarray:
-    array = np.ascontiguousarray(part).ravel()
-    return array.view(np.int64) if array.dtype == np.float64 else array.astype(np.int64)
+def _bytes(part: np.ndarray | np.float64 | int) -> bytes:
+    """Eight bytes a number. Joining bytes takes a third of the time of joining arrays."""
+    if isinstance(part, int):
+        return part.to_bytes(8, sys.byteorder, signed=True)
+    return part.tobytes() if part.dtype.itemsize == 8 else part.astype(np.int64).tobytes()
 
 
 def unpack(row: Array, *parts: tuple[type, tuple[int, ...]]) -> list[Array]:
