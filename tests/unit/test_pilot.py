@@ -1,12 +1,15 @@
 """What the pilot makes of its releases: post-processing, so anything may be tested with made-up noise."""
 
+import jax
 import numpy as np
 import pytest
 
+import sfumato as sf
 from sfumato.kernel import PublicStream
 from sfumato.model.derivatives import matrix_to_triangle
+from sfumato.planner.compiled import prior_draws
 from sfumato.planner.forecast import Picture
-from sfumato.planner.pilot import Answered, _information, _place, _straight
+from sfumato.planner.pilot import FAMILY_SCHEDULE, Answered, _information, _place, _straight, run_pilot
 
 REPEATS = 400
 
@@ -95,3 +98,19 @@ def test_starts_are_as_far_from_the_mode_as_draws(error):
 def test_chains_never_start_at_one_point():
     picture = Picture(np.zeros(1), np.eye(1), "", error=3.0)
     assert 0 < picture.start[0, 0] < 0.1
+
+
+def test_however_small_the_budget_the_centre_stays_where_the_prior_believes():
+    """Answers that are nothing but noise: no single one, nor all of them together, may carry the centre away."""
+    rng = np.random.default_rng(3)
+    family = sf.families.Bernoulli()
+    model = family.to_model()
+
+    def release(what, theta, matrix, radius, sigma):
+        return sigma * rng.standard_normal(1)
+
+    with jax.enable_x64(True):
+        found = run_pilot(model, family.domain, 1000, np.zeros(1), 1e-12, release, schedule=FAMILY_SCHEDULE)
+    spread = np.diff(np.quantile(prior_draws(model), [0.16, 0.84]))[0] / 2
+    assert np.abs(found.picture.centre).max() <= 3 * 4 * spread
+    assert found.picture.error > 1e3

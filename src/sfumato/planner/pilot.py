@@ -31,7 +31,7 @@ SCHEDULE: Schedule = (
     ("gradient", 0.22),
     ("gradient", 0.42),
 )
-"""Releases and their shares of the pilot's budget; the gradients after the information place the centre together."""
+"""Releases and their shares of the pilot's budget."""
 PLACING = 0.74
 """Share of the pilot that places the centre: what its first two steps say from afar is not counted on."""
 FAMILY_SCHEDULE = (("gradient", 0.1), ("gradient", 0.3), ("gradient", 0.6))
@@ -94,15 +94,15 @@ def run_pilot(
         slope = np.asarray(compiled.prior_derivatives(model)(jnp.asarray(theta))[0])
         answered.append(Answered(theta, np.linalg.solve(root.T, answer) + slope, np.linalg.inv(root).T * sigma))
         step = answer + root.T @ slope
-        move = root @ step
-        move *= min(1.0, _MAX_MOVE / max(np.max(np.abs(move) / prior_sd), 1e-300))
+        move = _bounded(root @ step, prior_sd)
         theta, moved = _inside(model, theta, move), float(np.linalg.norm(step)) / len(step) ** 0.5
         theta = np.clip(theta, -bound, bound)
     batch = synthetic.uniform(model, domain, theta)
     covariance = forecast.safe_inverse(_precision(model, n, theta, batch, information))
     trusted = _straight(answered, theta, _bends(model, n, theta, batch), covariance)
-    theta, error = _place(trusted, covariance)
-    theta = np.clip(_inside(model, answered[-1].theta, theta - answered[-1].theta), -bound, bound)
+    placed, error = _place(trusted, covariance)
+    last = answered[-1].theta
+    theta = np.clip(_inside(model, last, _bounded(placed - last, prior_sd)), -bound, bound)
     batch = synthetic.uniform(model, domain, theta)
     covariance = forecast.safe_inverse(_precision(model, n, theta, batch, information))
     return Piloted(forecast.Picture(theta, covariance, "the pilot's releases", error, roughness), released, moved)
@@ -161,6 +161,11 @@ def _straight(
         return bool(np.linalg.norm(white @ bend(a.theta)) < _BENT * noise)
 
     return [a for a in answered[:-1] if near(a)] + answered[-1:]
+
+
+def _bounded(move: np.ndarray, prior_sd: np.ndarray) -> np.ndarray:
+    """The move, or as much of it as stays within a few prior standard deviations: noise may say anything."""
+    return np.asarray(move * min(1.0, _MAX_MOVE / max(np.max(np.abs(move) / prior_sd), 1e-300)))
 
 
 def _inside(model: Model, theta: np.ndarray, move: np.ndarray) -> np.ndarray:
