@@ -9,6 +9,7 @@ from sfumato.vault.ledger import chain
 
 MAX_NAME = 200
 _KEEP = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (account, query_id) DO NOTHING"
+_TAKE_BACK = "DELETE FROM answers WHERE account = ? AND query_id = ? AND entry = ?"
 
 
 class Answer(NamedTuple):
@@ -55,22 +56,35 @@ def stored(db: sqlite3.Connection, account: int, query_id: str, query_hash: str)
 def store(db: sqlite3.Connection, account: int, block: int, batch: Sequence[Answer]) -> list[bytes]:
     """Record a batch inside the caller's transaction; of two answers to one query the first stands."""
     last = chain.head(db)
-    final: list[bytes] = []
-    fresh: list[chain.Row] = []
-    for new in batch:
-        row = chain.Row(account, new.query_id, new.query_hash, block, new.quanta, new.answer, last.seq + 1, len(fresh))
-        known = None
-        if db.execute(_KEEP, row).rowcount:
-            fresh.append(row)
-        else:
-            known = stored(db, account, new.query_id, new.query_hash)
-        final.append(new.answer if known is None else known)
+    fresh = [
+        chain.Row(account, new.query_id, new.query_hash, block, new.quanta, new.answer, last.seq + 1, position)
+        for position, new in enumerate(batch)
+    ]
+    final = [new.answer for new in batch]
+    if db.executemany(_KEEP, fresh).rowcount < len(fresh):  # somebody answered one of them before
+        db.executemany(_TAKE_BACK, [(row.account, row.query_id, row.entry) for row in fresh])
+        final, fresh = _store_one_by_one(db, fresh)
     if fresh:
         total = sum(row.quanta for row in fresh)
         _charge(db, account, block, total)
         db.execute("UPDATE accounts SET answers = answers + ? WHERE id = ?", (len(fresh), account))
         chain.append_answers(db, last, fresh, total)
     return final
+
+
+def _store_one_by_one(db: sqlite3.Connection, rows: Sequence[chain.Row]) -> tuple[list[bytes], list[chain.Row]]:
+    """The answers that stand, and the rows among them that are new."""
+    final: list[bytes] = []
+    fresh: list[chain.Row] = []
+    for row in rows:
+        new = row._replace(position=len(fresh))
+        known = None
+        if db.execute(_KEEP, new).rowcount:
+            fresh.append(new)
+        else:
+            known = stored(db, row.account, row.query_id, row.query_hash)
+        final.append(row.answer if known is None else known)
+    return final, fresh
 
 
 def _charge(db: sqlite3.Connection, account: int, block: int, quanta: int) -> None:
