@@ -123,15 +123,11 @@ def _place(answered: list[Answered], covariance: np.ndarray) -> tuple[np.ndarray
     :math:`\Sigma N_k`; they are averaged by their precisions.
     """
     white = np.linalg.inv(np.linalg.cholesky(covariance))
-    precisions = [_precision_of(a, white, covariance) for a in answered]
+    noises = [white @ covariance @ a.noise for a in answered]
+    precisions = [forecast.safe_inverse(noise @ noise.T) for noise in noises]
     spread = forecast.safe_inverse(np.sum(precisions, axis=0))
     steps = [p @ (white @ (a.theta + covariance @ a.gradient)) for p, a in zip(precisions, answered, strict=True)]
     return np.linalg.solve(white, spread @ np.sum(steps, axis=0)), float((np.trace(spread) / len(white)) ** 0.5)
-
-
-def _precision_of(answered: Answered, white: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    noise = white @ covariance @ answered.noise
-    return forecast.safe_inverse(noise @ noise.T)
 
 
 def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.ndarray], np.ndarray]:
@@ -141,8 +137,9 @@ def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.n
     def slope(theta: np.ndarray) -> np.ndarray:
         scores = np.asarray(compiled.scores(model)(jnp.asarray(theta), dict(batch)))
         finite = np.isfinite(scores).all(axis=1)
+        total = np.where(finite[:, None], scores, 0.0).sum(axis=0)
         prior = np.asarray(compiled.prior_derivatives(model)(jnp.asarray(theta))[0])
-        return np.asarray(n * scores[finite].mean(axis=0) + prior)
+        return np.asarray(n * total / max(finite.sum(), 1) + prior)
 
     there = slope(mode)
     return lambda theta: np.asarray(theta - mode + made_up @ (slope(theta) - there))
@@ -157,7 +154,7 @@ def _straight(
     def near(a: Answered) -> bool:
         if not np.linalg.norm(white @ (a.theta - mode)) < _FAR * len(white) ** 0.5:
             return False
-        noise = np.trace(forecast.safe_inverse(_precision_of(a, white, covariance))) ** 0.5
+        noise = np.linalg.norm(white @ covariance @ a.noise)
         return bool(np.linalg.norm(white @ bend(a.theta)) < _BENT * noise)
 
     return [a for a in answered[:-1] if near(a)] + answered[-1:]
