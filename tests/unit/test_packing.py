@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.vault.packing import pack, packed, unpack, unpacked
+from sfumato.vault.packing import pack, pack_lists, packed, unpack, unpacked
 
 REALS = np.array([[0.1, -0.0, 5e-324], [np.pi, -1e308, 2.0**-36]])
 WHOLE = np.array([-(2**62), 2**53 + 1])
@@ -23,12 +23,18 @@ def test_what_is_packed_arrives_to_the_last_bit():
 
 def test_what_is_handed_out_arrives_to_the_last_bit():
     with jax.enable_x64(True):
-        row = jax.jit(packed)(REALS[0, :2], WHOLE, FLAGS)
+        row = jax.jit(packed)(7, REALS[0], WHOLE, FLAGS)
         assert row.dtype == jnp.int64
-        reals, whole, flags = unpacked(row, (float, int, bool), 2)
-    assert reals.tobytes() == REALS[0, :2].tobytes()
-    assert whole.tolist() == WHOLE.tolist()
-    assert (flags.dtype, flags.tolist()) == (bool, FLAGS.tolist())
+        (one,), reals, whole, flags = unpacked(row, (int, 1), (float, 3), (int, 2), (bool, 2))
+    assert one == 7
+    assert np.array(reals).tobytes() == REALS[0].tobytes()
+    assert whole == WHOLE.tolist()
+    assert flags == [True, False] and all(type(flag) is bool for flag in flags)
+
+
+def test_lists_are_packed_as_arrays_are():
+    there = pack_lists([2**62 - 1, True, False], REALS.ravel().tolist())
+    assert there.tobytes() == pack(2**62 - 1, FLAGS, REALS).tobytes()
 
 
 def test_rows_of_a_larger_array_are_packed_as_they_stand():

@@ -162,23 +162,37 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     sigma: list[float] = []
 
 
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+
+
 def encode(value: msgspec.Struct) -> bytes:
     """As bytes: the same value always gives the same ones."""
-    return msgspec.msgpack.encode(value, order="deterministic")
+    return _encoder.encode(value)
 
 
-def decode_question(body: bytes) -> Question:
-    """Inverse of `encode` for questions; strict about types."""
-    return msgspec.msgpack.decode(body, type=Question)
+_reply = msgspec.msgpack.Decoder(Reply)
 
 
 def decode_reply(body: bytes) -> Reply:
     """Inverse of `encode` for replies; strict about types, so that NaN or text is no number."""
-    return msgspec.msgpack.decode(body, type=Reply)
+    return _reply.decode(body)
 
 
-def content_hash(terms: Terms | None, question: Question) -> str:
-    """Name of what is asked, terms included: the same id with another content is refused."""
-    digest = hashlib.sha256(b"" if terms is None or isinstance(question, Release) else encode(terms))
-    digest.update(b"\0" + encode(question))
-    return digest.hexdigest()
+class Naming:
+    """Names what is asked, the terms included: the same id with another content is refused.
+
+    Parameters
+    ----------
+    terms
+        Those of the chain; None before one began. A release belongs to no chain.
+    """
+
+    def __init__(self, terms: Terms | None = None) -> None:
+        self._of_chain = hashlib.sha256((b"" if terms is None else encode(terms)) + b"\0")
+        self._of_release = hashlib.sha256(b"\0")
+
+    def name(self, question: Question) -> str:
+        """SHA-256 of terms and question."""
+        digest = (self._of_release if isinstance(question, Release) else self._of_chain).copy()
+        digest.update(encode(question))
+        return digest.hexdigest()

@@ -146,7 +146,7 @@ class _Door:
             node.turnstile.enter(token.name)
             entered = True
             await send({"type": "websocket.accept"})
-            await Session(node, token, receive, send, scope["extensions"].get("sfumato.abort")).serve()
+            await Session(node, token, receive, send, scope["extensions"].get("sfumato.wire")).serve()
         except Refusal as refusal:
             node.metrics.refusals[refusal.code] += 1
             node.log.event("refused", code=refusal.code, who=token.name if token else "", what=refusal.detail)

@@ -1,13 +1,13 @@
 """One analyst's WebSocket: a loop that reads a message, answers it, and reads the next.
 
-The path of an ordinary question is kept short: one strict msgpack decode, plain comparisons, the desk. Work that needs
-longer than a moment (compiling a chain, many records) happens on a thread.
+The path of an ordinary question is kept short: one strict msgpack decode, plain comparisons, the desk, all where the message
+is read (`Session.at_once`). Work that needs longer than a moment (compiling a chain, many records) happens on a thread.
 """
 
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -24,6 +24,18 @@ _plain = msgspec.msgpack.Encoder()
 _ARRAY = 0x90  # the first byte of a short msgpack array: an `Ask`
 
 
+class Wire(Protocol):
+    """What a session may do with its connection besides receiving and sending; see `sfumato.node.serve.Wire`."""
+
+    def cut(self) -> None:
+        """End it without a word."""
+        ...
+
+    def listen(self, at_once: Callable[[bytes], bytes | None]) -> None:
+        """Ask for replies where messages are read."""
+        ...
+
+
 class Session:
     """A connection with a valid token.
 
@@ -31,18 +43,17 @@ class Session:
     ----------
     node, token
         Where it came in, and as whom.
-    receive, send, abort
-        The two ends of the socket, and how to cut it.
+    receive, send, wire
+        The two ends of the socket, and the connection itself where it can be had.
     """
 
-    def __init__(
-        self, node: Node, token: Token, receive: Receive, send: Send, abort: Callable[[], None] | None = None
-    ) -> None:
-        self.node, self.token, self._abort = node, token, abort
+    def __init__(self, node: Node, token: Token, receive: Receive, send: Send, wire: Wire | None = None) -> None:
+        self.node, self.token, self._wire = node, token, wire
         self._receive, self._send = receive, send
         self._bucket = node.bucket(token.name)
         self._run: ActiveRun | None = None
         self._closed = False
+        self._idle = False  # waiting for a message, with nothing under way
         self._heard = time.monotonic()
         self._sending: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,8 +72,8 @@ class Session:
         self._closed = True
         self.node.metrics.refusals[code] += 1
         self.node.log.event("closed", who=self.token.name, code=code)
-        if self._sending is not None and self._abort is not None:
-            self._abort()  # it does not take what it asked for: no farewell would reach it
+        if self._sending is not None and self._wire is not None:
+            self._wire.cut()  # it does not take what it asked for: no farewell would reach it
             return
         task = asyncio.get_running_loop().create_task(self._close(code))
         self._tasks.add(task)
@@ -79,9 +90,13 @@ class Session:
         """Answer until the other side leaves."""
         node = self.node
         node.sessions.add(self)
+        if self._wire is not None:
+            self._wire.listen(self.at_once)
         try:
             while not self._closed:
+                self._idle = True
                 message = await self._receive()
+                self._idle = False
                 if message["type"] != "websocket.receive":
                     break
                 self._heard = time.monotonic()
@@ -123,6 +138,32 @@ class Session:
         return REFUSED + _plain.encode(body(refusal.code))
 
     # -- questions ------------------------------------------------------------------------------------------------
+
+    def at_once(self, data: bytes) -> bytes | None:
+        """Reply to an ordinary question without waking the session's task.
+
+        None for whatever needs more than a moment, or a refusal's care, or has something before it: `serve` sees to it.
+        """
+        run, node = self._run, self.node
+        if not self._idle or run is None or node.tick or node.paused or not data or data[0] & 0xF0 != _ARRAY:
+            return None
+        if self._closed or run.holder is not self or run.closed or not run.chains or not self._bucket.allows():
+            return None
+        try:
+            ask = _ask.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if not run.answers_at_once(ask.question):
+            return None
+        self._bucket.take()
+        self._heard = time.monotonic()
+        try:
+            run.study.check_question(ask.question)
+            reply = run.desk.answer_bytes(ask.id, ask.question)
+        except Exception as error:
+            return self._refuse(error)
+        node.metrics.answered(run.study.name, run.chains)
+        return FINE + reply
 
     async def _answer(self, data: bytes) -> bytes:
         run = self._held()

@@ -7,10 +7,10 @@ durable commit a block; what a crash leaves of a block is forfeited, never overs
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from sfumato.access.questions import (
     WALK,
     Agreed,
     Correction,
+    Naming,
     Question,
     Ratio,
     Release,
@@ -30,7 +31,6 @@ from sfumato.access.questions import (
     Reply,
     Statistic,
     Terms,
-    content_hash,
     decode_reply,
     encode,
 )
@@ -41,7 +41,7 @@ from sfumato.privacy.budget import MAX_RELEASES, QUANTA_PER_UNIT, cost_quanta
 from sfumato.sensitivity.reference import Reference
 from sfumato.study import Study
 from sfumato.vault import lattice, moments, reference
-from sfumato.vault.engine import Asked, Bend, Engine, Place, Spot
+from sfumato.vault.engine import Asked, Bend, Engine, Place, Price, Priced, Spot
 from sfumato.vault.langevin import (
     LangevinQuestion,
     coordinate_ranges,
@@ -51,30 +51,28 @@ from sfumato.vault.langevin import (
 )
 from sfumato.vault.ledger import Account, Block, JournalledAccount
 from sfumato.vault.noise import NoisePool, Source, source_for
-from sfumato.vault.packing import pack, packed, unpack, unpacked
+from sfumato.vault.packing import pack_lists, packed, unpack, unpacked
 
 ROUNDS_PER_BLOCK = 32
 """Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
 BLOCKS_PER_CAP = 512
 """A block may always be this part of the cap: where rounds are cheap, one commit serves many of them."""
-RATIO_PROGRAMS = 2
-"""Ratios until everything is compiled: the first is priced and then summed, the second may do both in one call."""
 MIN_SIGMA = 2.0**-14
 MAX_SIGMA = 2.0**14
 MAX_CHAINS = 4096
 LATTICE_LOG2 = -49
 """gamma >= 2^-49 sigma: beyond it the noise would not fit its sampler."""
 
-_YES = np.array([True])
+_YES = [True]
 
 
 class Answer(NamedTuple):
-    """A noisy answer that has not left yet."""
+    """A noisy answer that has not left yet, as Python's own numbers."""
 
     gamma: float
-    numbers: np.ndarray
-    widths: np.ndarray
-    answered: np.ndarray
+    numbers: list[int]
+    widths: list[float]
+    answered: list[bool]
 
 
 class _Quote(NamedTuple):
@@ -136,12 +134,13 @@ class Desk:
         self._journal, self._answers = kept, kept or account
         self._lock = threading.RLock()
         self._terms: Terms | None = None
+        self._naming = Naming()
         self._chain: _Walk | _Family | _Near | None = None
         self._block: Block | None = None
         self._rest = 0
         self._catching_up = True
         self._closed = False
-        self._warm: Counter[type] = Counter()  # answers this chain has computed, by kind of question
+        self._warm: set[type] = set()  # kinds of question this chain has answered
         # A floor on the price of a number keeps their count under the one the lattice slack was stated for.
         self._floor = -(-account.cap // MAX_RELEASES)
 
@@ -192,7 +191,7 @@ class Desk:
                 _check_terms(terms, self.n)
                 chain = self._new_chain(terms)
                 self._end_chain()
-                self._terms, self._chain = terms, chain
+                self._terms, self._naming, self._chain = terms, Naming(terms), chain
             assert self._chain is not None  # noqa: S101 (set just above)
             return self._chain.agreed
 
@@ -219,7 +218,7 @@ class Desk:
         """
         with self._lock:
             self._check_open()
-            name = content_hash(self._terms, question)
+            name = self._naming.name(question)
             if self._catching_up and (stored := self._replay(query_id, name)) is not None:
                 return stored
             quote = self._quote(question)
@@ -229,13 +228,11 @@ class Desk:
                 if (stored := self._replay(query_id, name)) is not None:
                     return stored
                 raise
-            gamma, *parts = quote.answer()
-            self._warm[type(question)] += 1
-            numbers, widths, answered = (part.tolist() for part in parts)
-            reply = Reply(
-                id=query_id, gamma=gamma, numbers=numbers, widths=widths, answered=answered, quanta=quote.quanta
+            gamma, numbers, widths, answered = quote.answer()
+            self._warm.add(type(question))
+            body = encode(
+                Reply(id=query_id, gamma=gamma, numbers=numbers, widths=widths, answered=answered, quanta=quote.quanta)
             )
-            body = encode(reply)
             kept = self._answers.record(query_id, name, block, quote.quanta, body, sync=False)
             if kept is body:
                 self._rest -= quote.quanta
@@ -248,8 +245,7 @@ class Desk:
 
         A pilot's release is compiled for its own kind of vector, so none counts as warm.
         """
-        wanted = RATIO_PROGRAMS if isinstance(question, Ratio) else 1
-        return self._warm[type(question)] >= wanted and not isinstance(question, Release)
+        return type(question) in self._warm and not isinstance(question, Release)
 
     def _check_open(self) -> None:
         """A closed desk has let its account go: another one may be answering for it by now."""
@@ -291,7 +287,7 @@ class Desk:
         def answer() -> Answer:
             noise = self._noise(sigma / gamma, size).draw(size)
             total = self._engine.vector(asked.what, theta, matrix, radius, gamma)
-            return Answer(gamma, total + noise, np.array([moved]), _YES)
+            return Answer(gamma, (total + noise).tolist(), [moved], _YES)
 
         return _Quote(cost_quanta((moved / sigma) ** 2), answer), size
 
@@ -319,7 +315,7 @@ class Desk:
         if self._chain is not None:
             self._chain.close()
         self._engine.forget()
-        self._chain, self._terms, self._warm = None, None, Counter()
+        self._chain, self._terms, self._naming, self._warm = None, None, Naming(), set()
 
     @property
     def waited(self) -> float:
@@ -342,30 +338,47 @@ class Desk:
 
 
 @lru_cache(maxsize=32)
-def _ratio_price(range_: Callable[..., Any]) -> Callable[..., Any]:
-    """Build the `Price` of log ratios, compiled; owners here share it."""
+def _ratio_price(range_: Callable[..., Any]) -> Price:
+    """Build the `Price` of log ratios; owners here share it, and what is compiled from it."""
 
     def price(theta: Any, theta_prop: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> Any:
         lo, hi = lax.map(lambda pair: range_(*pair), (theta, theta_prop))  # chain by chain, as in `scan`
         return _priced(lo, hi, asked, gamma, n, sigma)
 
-    return jax.jit(price)
+    return price
 
 
 def _priced(lo: Any, hi: Any, asked: Any, gamma: Any, n: Any, sigma: Any) -> tuple[Any, Any, lattice.Clamp]:
-    """Price (packed), charge and clamps of terms in proven ranges."""
+    """Charge, widths and clamps of terms in proven ranges."""
     clamp = lattice.clamp_for(lo, hi, gamma, n)
     clamp = clamp._replace(admissible=clamp.admissible & asked)
     widths = jnp.where(clamp.admissible, lattice.width(clamp, gamma), 0.0)
-    charge = lattice.cost(clamp, gamma, sigma)
-    return packed(charge, widths, *clamp), charge, clamp
+    return lattice.cost(clamp, gamma, sigma), widths, clamp
 
 
-def _read_price(whole: Any, chains: int) -> tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Charge; width, clamps and admissibility of every chain."""
-    numbers = np.asarray(whole)
-    width, lo, hi, admissible = unpacked(numbers[1:], (float, int, int, bool), chains)
-    return int(numbers[0]), width, lo, hi, admissible
+@lru_cache(maxsize=32)
+def _price_alone(price: Price, chains: int, dim: int) -> Callable[[Asked, int], Priced]:
+    """Compile a price by itself: for tables whose sums come after it."""
+    rows = float, (chains, dim)
+
+    @jax.jit
+    def run(numbers: Any) -> Any:
+        parts = (int, ()), (bool, (chains,)), (float, ()), (float, ()), rows, rows
+        n, asked, gamma, sigma, theta, theta_prop = unpack(numbers, *parts)
+        charge, widths, clamp = price(theta, theta_prop, asked, gamma, n, sigma)
+        return packed(charge, widths, *clamp)
+
+    def apply(asked: Asked, n: int) -> Priced:
+        with jax.enable_x64(True):
+            reals = [asked.gamma, asked.sigma, *asked.theta, *asked.theta_prop]
+            return _read_price(run(pack_lists([n, *asked.asked], reals)), chains)
+
+    return apply
+
+
+def _read_price(row: Any, chains: int) -> Priced:
+    (charge,), *found = unpacked(row, (int, 1), (float, chains), (int, chains), (int, chains), (bool, chains))
+    return Priced(charge, *found)
 
 
 class _Walk:
@@ -382,21 +395,30 @@ class _Walk:
     def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if not isinstance(question, Ratio):
             raise InvalidInput(f"a walk asks for ratios, got a {type(question).__name__}.")
-        chains, gamma = self._terms.chains, self._terms.gamma
-        theta = _matrix("theta", question.theta, chains, self._dim)
-        theta_prop = _matrix("theta_prop", question.theta_prop, chains, self._dim)
-        asked = Asked(theta, theta_prop, _flags(question.asked, chains), gamma, self._terms.sigma, covered)
-        with jax.enable_x64(True):
-            both = self._engine.priced_ratio(self._price, asked)
-            whole, summed = both or (self._price(*asked[:3], gamma, self._engine.n, asked.sigma)[0], None)
-            charge, shown, lo, hi, admissible = _read_price(whole, chains)
+        terms, chains, dim = self._terms, self._terms.chains, self._dim
+        theta = _numbers("theta", question.theta, chains, dim)
+        theta_prop = _numbers("theta_prop", question.theta_prop, chains, dim)
+        asked = Asked(theta, theta_prop, _flags(question.asked, chains), terms.gamma, terms.sigma, covered)
+        priced = self._engine.priced_ratio(self._price, asked)
+        if priced is None:
+            priced = _price_alone(self._price, chains, dim)(asked, self._engine.n)
 
         def answer() -> Answer:
-            noise = self.pools[0].take(chains)
-            total = self._engine.ratio(Spot(theta, theta_prop, lo, hi, gamma)) if summed is None else summed
-            return Answer(gamma, np.where(admissible, total + noise, 0), shown, admissible)
+            noise, totals = self.pools[0].take(chains).tolist(), self._totals(asked, priced)
+            return Answer(terms.gamma, _noisy(totals, noise, priced.admissible), priced.widths, priced.admissible)
 
-        return _Quote(charge, answer), int(admissible.sum())
+        return _Quote(priced.charge, answer), sum(priced.admissible)
+
+    def _totals(self, asked: Asked, priced: Priced) -> list[int]:
+        """The exact ratios, of a question that is paid for."""
+        if priced.totals is not None:
+            return priced.totals
+        again = self._engine.priced_ratio(self._price, asked._replace(covered=priced.charge))
+        if again is not None and again.totals is not None:
+            return again.totals
+        theta, theta_prop = (np.array(x).reshape(-1, self._dim) for x in (asked.theta, asked.theta_prop))
+        spot = Spot(theta, theta_prop, np.array(priced.lo), np.array(priced.hi), asked.gamma)
+        return self._engine.ratio(spot).tolist()
 
     def close(self) -> None:
         for pool in self.pools:
@@ -422,7 +444,7 @@ class _Family:
         self.agreed = Agreed(middle=((lo + hi) // 2).tolist())
         self._terms, self._dim = terms, dim
         self._first = question.first_cost()
-        self._diameter = np.array([(self._first / QUANTA_PER_UNIT) ** 0.5 * terms.proposal_sigma])
+        self._diameter = [(self._first / QUANTA_PER_UNIT) ** 0.5 * terms.proposal_sigma]
         with jax.enable_x64(True):
             self._summed = engine.statistic(question)
             self._total = jnp.asarray(self._summed)
@@ -430,7 +452,7 @@ class _Family:
         reach = jnp.asarray(engine.n * np.maximum(hi - lo, 1).astype(np.float64)) * terms.proposal_gamma
 
         def price(total: Any, numbers: Any) -> Any:
-            direction, asked = unpack(numbers, (float, (terms.chains, dim)), (bool, (terms.chains,)))
+            asked, direction = unpack(numbers, (bool, (terms.chains,)), (float, (terms.chains, dim)))
             widths = jax.vmap(width)(direction)
             fits = jnp.sum(jnp.abs(direction) * reach, axis=1) / terms.gamma <= lattice.SUM_LIMIT
             asked = asked & jnp.isfinite(widths) & fits
@@ -462,24 +484,23 @@ class _Family:
 
         def answer() -> Answer:
             noise = self.pools[0].take(chains * dim).reshape(chains, dim)
-            numbers = (total + noise).ravel()
-            return Answer(self._terms.proposal_gamma, numbers, self._diameter, _YES)
+            return Answer(self._terms.proposal_gamma, (total + noise).ravel().tolist(), self._diameter, _YES)
 
         return _Quote(self._first * chains, answer), chains * dim
 
     def _quote_correction(self, question: Correction) -> tuple[_Quote, int]:
         chains = self._terms.chains
         asked = _flags(question.asked, chains)
-        direction = _matrix("direction", question.direction, chains, self._dim)
+        direction = _numbers("direction", question.direction, chains, self._dim)
         with jax.enable_x64(True):
-            whole = np.asarray(self._price(self._total, pack(direction, asked)))
-        charge, (shown, exact, admissible) = int(whole[0]), unpacked(whole[1:], (float, int, bool), chains)
+            row = self._price(self._total, pack_lists(asked, direction))
+        (charge,), widths, exact, admissible = unpacked(row, (int, 1), (float, chains), (int, chains), (bool, chains))
 
         def answer() -> Answer:
-            noise = self.pools[1].take(chains)
-            return Answer(self._terms.gamma, np.where(admissible, exact + noise, 0), shown, admissible)
+            noise = self.pools[1].take(chains).tolist()
+            return Answer(self._terms.gamma, _noisy(exact, noise, admissible), widths, admissible)
 
-        return _Quote(charge, answer), int(admissible.sum())
+        return _Quote(charge, answer), sum(admissible)
 
     def close(self) -> None:
         for pool in self.pools:
@@ -492,10 +513,11 @@ def _remainder_price(near: Reference, chains: int, dim: int) -> Callable[..., An
     rows = (float, (chains, dim))
 
     def price(anchor: Any, numbers: Any) -> Any:
-        parts = rows, rows, rows, (bool, (chains,)), (float, ()), (int, ()), (float, ())
-        theta, theta_prop, slope, asked, gamma, n, sigma = unpack(numbers, *parts)
+        parts = (int, ()), (bool, (chains,)), (float, ()), (float, ()), rows, rows, rows
+        n, asked, gamma, sigma, theta, theta_prop, slope = unpack(numbers, *parts)
         lo, hi = lax.map(lambda row: near.range(anchor, *row), (theta, theta_prop, theta_prop - theta - slope))
-        return _priced(lo, hi, asked, gamma, n, sigma)[0]
+        charge, widths, clamp = _priced(lo, hi, asked, gamma, n, sigma)
+        return packed(charge, widths, *clamp)
 
     return jax.jit(price)
 
@@ -515,7 +537,7 @@ class _Near:
         self.agreed = Agreed(middle=[0] * dim)
         self._engine, self._terms, self._dim, self._centre = engine, terms, dim, centre
         self._first = reference.first_cost(proven.gradients, terms.proposal_sigma, terms.proposal_gamma)
-        self._diameter = np.array([proven.gradients.diameter])
+        self._diameter = [proven.gradients.diameter]
         self._total = engine.gradient(Place(centre, root, low, high, terms.proposal_gamma))
         self._anchor, self._price = proven.anchor, _remainder_price(near, terms.chains, dim)
         self.pools = [
@@ -539,28 +561,28 @@ class _Near:
 
         def answer() -> Answer:
             noise = self.pools[0].take(chains * dim).reshape(chains, dim)
-            return Answer(self._terms.proposal_gamma, (self._total + noise).ravel(), self._diameter, _YES)
+            return Answer(self._terms.proposal_gamma, (self._total + noise).ravel().tolist(), self._diameter, _YES)
 
         return _Quote(self._first * chains, answer), chains * dim
 
     def _quote_remainder(self, question: Remainder) -> tuple[_Quote, int]:
         chains, dim, gamma = self._terms.chains, self._dim, self._terms.gamma
         names = ("theta", "theta_prop", "slope")
-        theta, theta_prop, slope = (_matrix(name, getattr(question, name), chains, dim) for name in names)
+        points = [_numbers(name, getattr(question, name), chains, dim) for name in names]
         asked = _flags(question.asked, chains)
         with jax.enable_x64(True):
-            numbers = pack(
-                theta, theta_prop, slope, asked, np.float64(gamma), self._engine.n, np.float64(self._terms.sigma)
-            )
-            whole = self._price(self._anchor, numbers)
-            charge, shown, lo, hi, admissible = _read_price(whole, chains)
+            reals = [gamma, self._terms.sigma, *points[0], *points[1], *points[2]]
+            row = self._price(self._anchor, pack_lists([self._engine.n, *asked], reals))
+            priced = _read_price(row, chains)
 
         def answer() -> Answer:
-            noise = self.pools[1].take(chains)
-            total = self._engine.remainder(Bend(theta, theta_prop, slope, self._centre, lo, hi, gamma))
-            return Answer(gamma, np.where(admissible, total + noise, 0), shown, admissible)
+            noise = self.pools[1].take(chains).tolist()
+            theta, theta_prop, slope = (np.array(x).reshape(chains, dim) for x in points)
+            bend = Bend(theta, theta_prop, slope, self._centre, np.array(priced.lo), np.array(priced.hi), gamma)
+            totals = self._engine.remainder(bend).tolist()
+            return Answer(gamma, _noisy(totals, noise, priced.admissible), priced.widths, priced.admissible)
 
-        return _Quote(charge, answer), int(admissible.sum())
+        return _Quote(priced.charge, answer), sum(priced.admissible)
 
     def close(self) -> None:
         for pool in self.pools:
@@ -601,7 +623,24 @@ def _matrix(name: str, rows: Any, count: int, width: int) -> np.ndarray:
     return array
 
 
-def _flags(asked: list[bool], chains: int) -> np.ndarray:
+def _numbers(name: str, rows: list[list[float]], count: int, width: int) -> list[float]:
+    """The same, row after row in one list: a message's own numbers, which need no array before they are packed."""
+    flat = rows[0] if len(rows) == 1 else [x for row in rows for x in row]
+    try:
+        fine = len(rows) == count and all(len(row) == width for row in rows) and all(map(isfinite, flat))
+    except TypeError:
+        fine = False
+    if not fine:
+        raise InvalidInput(f"{name} must be {count} rows of {width} finite numbers, got {len(rows)} rows.")
+    return flat
+
+
+def _flags(asked: list[bool], chains: int) -> list[bool]:
     if len(asked) != chains:
         raise InvalidInput(f"asked must say yes or no for each of {chains} chains, got {len(asked)}.")
-    return np.array(asked, dtype=bool)
+    return asked
+
+
+def _noisy(exact: list[int], noise: list[int], admissible: list[bool]) -> list[int]:
+    """Exact sums and their noise; nothing for chains that are not answered."""
+    return [x + z if yes else 0 for x, z, yes in zip(exact, noise, admissible, strict=True)]

@@ -20,7 +20,7 @@ from sfumato.vault import lattice, moments, reference, scan
 from sfumato.vault.blocks import Rows
 from sfumato.vault.kinds import count_kinds
 from sfumato.vault.langevin import LangevinQuestion, exact_sum
-from sfumato.vault.packing import pack, packed, unpack
+from sfumato.vault.packing import pack, pack_lists, packed, unpack, unpacked
 from sfumato.vault.records import Records, check_precision
 from sfumato.vault.trim import trim
 
@@ -30,6 +30,9 @@ KEEP_TERMS = 1 << 19
 """Up to this many (chain, row) pairs, terms are kept between rounds. Measured on one thread, against evaluating both parameters
 block by block: 0.83 of the time at 4 x 100,000, but 2.0 times at 4 x 1,000,000, where writing the terms out costs more than
 computing them again."""
+
+FEW_TERMS = 1 << 12
+"""Up to this many (chain, row) pairs a log ratio is priced and summed in one call, which evaluates both parameters."""
 
 
 class Spot(NamedTuple):
@@ -43,18 +46,29 @@ class Spot(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Where log ratios are asked, of which chains, the noise they will have, and the quanta reserved for them already."""
+    """Where log ratios are asked (row after row), of which chains, their noise, and the quanta reserved for them already."""
 
-    theta: np.ndarray
-    theta_prop: np.ndarray
-    asked: np.ndarray
+    theta: list[float]
+    theta_prop: list[float]
+    asked: list[bool]
     gamma: float
     sigma: float
     covered: int
 
 
+class Priced(NamedTuple):
+    """What log ratios cost, each chain's width, range and admissibility; the integer ratios, if they were covered. Private."""
+
+    charge: int
+    widths: list[float]
+    lo: list[int]
+    hi: list[int]
+    admissible: list[bool]
+    totals: list[int] | None = None
+
+
 Price: TypeAlias = Callable[..., tuple[Array, Array, lattice.Clamp]]
-"""Function (theta, theta_prop, asked, gamma, n, sigma) -> the price, packed as the desk wants it; the charge; the clamps."""
+"""Function (theta, theta_prop, asked, gamma, n, sigma) -> charge, widths, clamps. Public: it knows of no record."""
 
 
 class Place(NamedTuple):
@@ -112,8 +126,8 @@ class Engine(Protocol):
         """Integer log-likelihood ratio of every chain."""
         ...
 
-    def priced_ratio(self, price: "Price", asked: "Asked") -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Price of log ratios and, if it is covered, the ratios themselves, in one compiled call.
+    def priced_ratio(self, price: "Price", asked: "Asked") -> "Priced | None":
+        """Price of log ratios and, if it is covered, the ratios themselves, in one compiled call: for few rows.
 
         None where one must come after the other. No record is looked at for a price that nothing was reserved for.
         """
@@ -207,24 +221,23 @@ class LocalEngine:
             kept = self.rows * len(spot.theta) <= KEEP_TERMS
             return np.asarray(self._ratio_cached(spot) if kept else self._ratio_blocks(spot))
 
-    def priced_ratio(self, price: Price, asked: Asked) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """One call for both where terms are kept: dispatch is most of what a small round costs."""
-        chains, kept = len(asked.theta), self._kept
-        chosen = _chosen(kept, asked.theta)
-        if kept is None or chosen is None or self.rows * chains > KEEP_TERMS:
+    def priced_ratio(self, price: Price, asked: Asked) -> Priced | None:
+        """One call for both where there are few rows: dispatch is then most of what a round costs.
+
+        Nothing is kept between rounds, so that no array goes in or comes out but one.
+        """
+        chains = len(asked.asked)
+        if self.rows * chains > FEW_TERMS:
             return None
-        run = self._build(
-            ("priced", asked.gamma, asked.sigma, chains),
-            lambda: _compile_priced(self._question(asked.gamma, chains), price, asked.sigma),
-        )
-        question = pack(asked.covered, chosen, asked.asked, asked.theta, asked.theta_prop)
-        row, here, there = run(self._held(), kept.here, kept.there, question)
-        numbers = np.asarray(row)
-        whole, covered, total = numbers[: -chains - 1], numbers[-chains - 1], numbers[-chains:]
-        if not covered:
-            return whole, None
-        self._kept = _Kept(asked.theta, asked.theta_prop, here, there)
-        return whole, total
+        with jax.enable_x64(True):
+            run = self._build(
+                ("priced", asked.gamma, asked.sigma, chains),
+                lambda: _compile_priced(self._question(asked.gamma, chains), price, asked.sigma),
+            )
+            row = run(self._held(), pack_lists([asked.covered, *asked.asked], asked.theta + asked.theta_prop))
+            parts = (int, 1), (bool, 1), (float, chains), (int, chains), (int, chains), (bool, chains), (int, chains)
+            (charge,), (covered,), widths, lo, hi, admissible, totals = unpacked(row, *parts)
+            return Priced(charge, widths, lo, hi, admissible, totals if covered else None)
 
     def _question(self, gamma: float, chains: int) -> scan.Question:
         study, nothing = self._study, cast(Any, None)  # proposals, widths and noise are the desk's
@@ -356,40 +369,28 @@ def _clamp(lo: Array, hi: Array) -> lattice.Clamp:
 
 def _compile_ratio(question: scan.Question) -> Callable[..., Any]:
     def run(records: Rows, here: Array, there: Array, chosen: Array, theta_prop: Array, lo: Array, hi: Array) -> Any:
-        return _sum_kept(question, records, here, there, chosen, theta_prop, _clamp(lo, hi))
+        kept = jnp.where(chosen[:, None], there, here)
+        total, proposed = scan._sum_cached(question, records, kept, theta_prop, _clamp(lo, hi))
+        return total, kept, proposed
 
     return jax.jit(run)
 
 
-def _sum_kept(
-    question: scan.Question,
-    records: Rows,
-    here: Array,
-    there: Array,
-    chosen: Array,
-    theta_prop: Array,
-    clamp: lattice.Clamp,
-) -> tuple[Array, Array, Array]:
-    """Sums, the terms at the current parameter, the terms at the proposed one."""
-    kept = jnp.where(chosen[:, None], there, here)
-    total, proposed = scan._sum_cached(question, records, kept, theta_prop, clamp)
-    return total, kept, proposed
-
-
 def _compile_priced(question: scan.Question, price: Price, sigma: float) -> Callable[..., Any]:
     chains, dim = question.chains, question.model.dim
-    flags, rows = (bool, (chains,)), (float, (chains, dim))
+    rows = float, (chains, dim)
 
-    def run(records: Rows, here: Array, there: Array, numbers: Array) -> Any:
-        left, chosen, asked, theta, theta_prop = unpack(numbers, (int, ()), flags, flags, rows, rows)
-        whole, charge, clamp = price(theta, theta_prop, asked, question.gamma, question.n, sigma)
+    def run(records: Rows, numbers: Array) -> Array:
+        left, asked, theta, theta_prop = unpack(numbers, (int, ()), (bool, (chains,)), rows, rows)
+        charge, widths, clamp = price(theta, theta_prop, asked, question.gamma, question.n, sigma)
         covered = charge <= left
-        total, *terms = lax.cond(
-            covered,
-            lambda: _sum_kept(question, records, here, there, chosen, theta_prop, clamp),
-            lambda: (jnp.zeros(chains, jnp.int64), here, there),
-        )
-        return packed(whole, covered, total), *terms
+
+        def answer() -> Array:
+            kept = scan.terms(question, records, theta)
+            return scan._sum_cached(question, records, kept, theta_prop, clamp)[0]
+
+        total = lax.cond(covered, answer, lambda: jnp.zeros(chains, jnp.int64))
+        return packed(charge, covered, widths, *clamp, total)
 
     return jax.jit(run)
 

@@ -3,6 +3,7 @@
 Handing an array to a compiled call, or taking one out of it, costs about as much as a small round computes; one of each does.
 """
 
+import struct
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -26,6 +27,11 @@ def _bytes(part: np.ndarray | np.float64 | int) -> bytes:
     return part.tobytes() if part.dtype.itemsize == 8 else part.astype(np.int64).tobytes()
 
 
+def pack_lists(whole: Sequence[int], reals: Sequence[float]) -> np.ndarray:
+    """Row of whole numbers and then reals that come as Python's own: arrays on the way would take longer than the rest."""
+    return np.frombuffer(struct.pack(f"={len(whole)}q{len(reals)}d", *whole, *reals), np.int64)
+
+
 def unpack(row: Array, *parts: tuple[type, tuple[int, ...]]) -> list[Array]:
     """Inverse of `pack`, inside a compiled function: each part by its type (int, bool or float) and shape."""
     out, at = [], 0
@@ -47,10 +53,12 @@ def _traced_bits(part: Array) -> Array:
     return (lax.bitcast_convert_type(part, jnp.int64) if real else part.astype(jnp.int64)).ravel()
 
 
-def unpacked(row: Array, kinds: Sequence[type], size: int) -> list[np.ndarray]:
-    """Inverse of `packed`, for parts of `size` entries each."""
-    numbers = np.asarray(row).reshape(len(kinds), size)
-    return [
-        part.view(np.float64) if kind is float else part if kind is int else part.astype(bool)
-        for kind, part in zip(kinds, numbers, strict=True)
-    ]
+def unpacked(row: Array, *parts: tuple[type, int]) -> list[list[Any]]:
+    """Inverse of `packed`, as Python's own numbers: each part by its type and how many there are of it."""
+    letters = "".join(f"{size}{'d' if kind is float else 'q'}" for kind, size in parts)
+    numbers, out, at = struct.unpack(f"={letters}", np.asarray(row).data), [], 0
+    for kind, size in parts:
+        piece = numbers[at : at + size]
+        at += size
+        out.append([x != 0 for x in piece] if kind is bool else list(piece))
+    return out

@@ -219,6 +219,7 @@ def test_a_round_costs_one_pass_over_the_records(monkeypatch):
     scored = []
     real = scan.terms
     monkeypatch.setattr(scan, "terms", lambda *a: (scored.append(1), real(*a))[1])
+    monkeypatch.setattr(engine, "FEW_TERMS", 0)
     case = walk_case()
     with Ledger.in_memory(CAP) as ledger:
         door = door_of(case, ledger)
@@ -228,10 +229,8 @@ def test_a_round_costs_one_pass_over_the_records(monkeypatch):
         states = states_of(case, stream)
         rounds.begin(case.kernel, case.sigma, states)
         chunk = rounds.chunk(states, stream.peek(case.kernel, 30), 30, 1)
-        # Each program scores once: the start's terms, a round that was paid for first, and one that its block covers.
-        assert len(scored) == 3
-        priced = ("priced", 2.0**-36, case.sigma, CHAINS)
-        assert set(inner._compiled) == {("terms", CHAINS), ("ratio", 2.0**-36, CHAINS), priced}
+        assert len(scored) == 2  # each program scores once: the start's terms, and a round
+        assert set(inner._compiled) == {("terms", CHAINS), ("ratio", 2.0**-36, CHAINS)}
         calls = []
         inner._compiled["terms", CHAINS] = lambda *a: calls.append(1)
         stream.consume(30)
@@ -240,22 +239,29 @@ def test_a_round_costs_one_pass_over_the_records(monkeypatch):
         rounds.close()
 
 
+def test_few_rows_are_priced_and_summed_in_one_call_to_the_same_bits(monkeypatch):
+    few = by_rounds(walk_case())
+    monkeypatch.setattr(engine, "FEW_TERMS", 0)
+    assert {name: value.tobytes() for name, value in by_rounds(walk_case()).items()} == {
+        name: value.tobytes() for name, value in few.items()
+    }
+
+
 def test_no_record_is_looked_at_for_a_price_that_nothing_is_reserved_for(monkeypatch):
     case = walk_case()
     with Ledger.in_memory(CAP) as ledger:
         desk = door_of(case, ledger)._desk
         desk.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
-        desk.answer("first", ratio())  # terms are kept and a block is open
-        kept, seen = desk._engine._kept, []
-        real = engine.LocalEngine.priced_ratio
-        monkeypatch.setattr(engine.LocalEngine, "priced_ratio", lambda *a: seen.append(real(*a)) or seen[-1])
+        seen, real = [], engine.LocalEngine.priced_ratio
+        monkeypatch.setattr(engine.LocalEngine, "priced_ratio", lambda *a: seen.append(real(*a).totals) or real(*a))
+        desk.answer("first", ratio())  # no block is open: priced, paid, then summed
+        assert [totals is None for totals in seen] == [True, False]
         with pytest.raises(BudgetSpent):
             desk.answer("far", ratio(shift=6.0))  # dearer than all there is
-        assert seen[-1] is not None and seen[-1][1] is None
-        assert desk._engine._kept is kept
-        desk.answer("near", ratio(shift=0.02))  # opens a block: paid first, then summed
-        desk.answer("nearer", ratio(shift=0.01))
-        assert [summed is None for _, summed in seen] == [True, True, False]
+        assert [totals is None for totals in seen[2:]] == [True]
+        desk.answer("near", ratio())  # the refusal closed the block
+        desk.answer("nearer", ratio(shift=0.005))  # the open block covers it: priced and summed at once
+        assert [totals is None for totals in seen[3:]] == [True, False, False]
         desk.close()
 
 
