@@ -175,7 +175,11 @@ class RemoteDoor:
         self._agreed = Agreed()
         self._bound: float | None = None
         self._ahead: bytes | None = None
-        self.facts: Facts = self._patiently(lambda: self._facts)
+        try:
+            self.facts: Facts = self._patiently(lambda: self._facts)
+        except BaseException:
+            self._hang_up()
+            raise
 
     @property
     def left(self) -> int:
@@ -361,19 +365,32 @@ class _Line:
     def dial(self) -> Any:
         """Open a WebSocket."""
         from websockets.exceptions import InvalidStatus, WebSocketException
-        from websockets.sync import client
 
         scheme = "wss" if self._parts.scheme == "https" else "ws"
+        uri, headers = (
+            f"{scheme}://{self._parts.netloc}/ws",
+            {"Authorization": f"Bearer {self._token}", "User-Agent": "sfumato"},
+        )
         try:
-            return client.connect(
-                f"{scheme}://{self._parts.netloc}/ws", additional_headers={"Authorization": f"Bearer {self._token}"},
-                compression=None, max_size=MAX_REPLY, open_timeout=max(self.patience, 1.0), ssl=self._tls,
-                proxy=None if self._local else True, user_agent_header="sfumato", ping_interval=None,
-            )  # fmt: skip
+            return self._connected(uri, headers, max(self.patience, 1.0))
         except InvalidStatus as error:
             raise _from_body(bytes(error.response.body or b""), self.url) from None
-        except WebSocketException as error:
+        except (WebSocketException, EOFError) as error:
             raise _Broken(type(error).__name__) from None
+
+    def _connected(self, uri: str, headers: Mapping[str, str], timeout: float) -> Any:
+        from websockets.proxy import get_proxy
+        from websockets.sync import client
+        from websockets.uri import parse_uri
+
+        from sfumato.access.socket import Socket
+
+        if self._local or get_proxy(parse_uri(uri)) is None:
+            return Socket(uri, headers, self._tls, MAX_REPLY, timeout)
+        return client.connect(  # it knows how to talk to a proxy
+            uri, additional_headers=headers, compression=None, max_size=MAX_REPLY, open_timeout=timeout, ssl=self._tls,
+            user_agent_header=None, ping_interval=None,
+        )  # fmt: skip
 
 
 def _answerable(study: Study, kernel: str, approved: Approved) -> Study:

@@ -18,6 +18,7 @@ from sfumato.node.service import make_app
 from sfumato.node.state import Node
 
 PING_SECONDS = 20.0
+"""Pings keep a line open through whatever forgets idle ones. An analyst may be busy elsewhere for as long as it may be idle."""
 
 
 def server_for(node: Node, *, dev: bool = False) -> uvicorn.Server:
@@ -40,7 +41,7 @@ def server_for(node: Node, *, dev: bool = False) -> uvicorn.Server:
     config = uvicorn.Config(
         make_app(node), host=listen.host, port=listen.port, log_config=None, access_log=False, server_header=False,
         date_header=False, http=protocol_for(limits), ws=Wire, ws_max_size=limits.message_bytes,
-        ws_per_message_deflate=False, ws_ping_interval=PING_SECONDS, ws_ping_timeout=PING_SECONDS,
+        ws_per_message_deflate=False, ws_ping_interval=PING_SECONDS, ws_ping_timeout=limits.idle_seconds,
         timeout_keep_alive=int(max(1, limits.header_seconds)), timeout_graceful_shutdown=int(limits.shutdown_seconds),
         h11_max_incomplete_event_size=32768, lifespan="on", proxy_headers=False, **tls,
     )  # fmt: skip

@@ -236,9 +236,9 @@ def test_a_broken_line_is_mended_and_the_question_asked_again(node, alice, folde
     _, door = door_for(alice, folder, run_id="broken")
     door.begin(WALK)
     first = door.ask("q/0", RATIO)
-    door._socket.socket.shutdown(2)  # the cable
+    door._socket._socket.shutdown(2)  # the cable
     assert door.ask("q/0", RATIO) == first
-    door._socket.socket.shutdown(2)
+    door._socket._socket.shutdown(2)
     assert door.ask("q/1", RATIO).id == "q/1"
     door.close()
 
