@@ -301,14 +301,20 @@ def _engine(
 
         shards = RayShards(data, study.domain, outside=outside, columns=columns, precision=precision, tick=tick)
         with _closed_on_failure(shards):
+            _identify(shards, name, run_id, remembered, resuming)
             return RayEngine(shards, study, own=True)
     table = records.load(data, study.domain, outside=outside, columns=columns)
+    _identify(table, name, run_id, remembered, resuming)
+    return LocalEngine(table, study, precision=precision)
+
+
+def _identify(table: identity.Digested, name: str, run_id: str, remembered: bool, resuming: bool) -> None:
+    """Check that a run goes on with the records it was started with; or keep what that will be told by."""
     mine = f"{run_id}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     if resuming:
         identity.check(mine, table)
     elif remembered:
         identity.remember(mine, table)
-    return LocalEngine(table, study, precision=precision)
 
 
 def facts_of(

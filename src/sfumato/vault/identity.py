@@ -8,9 +8,17 @@ import hmac
 import os
 import secrets
 from pathlib import Path
+from typing import Protocol
 
 from sfumato.errors import CheckpointError
-from sfumato.vault.records import Records
+
+
+class Digested(Protocol):
+    """Records with a keyed digest, in one table or in shards."""
+
+    def mac(self, key: bytes) -> str:
+        """Keyed digest of all of them."""
+        ...
 
 
 def _folder() -> Path:
@@ -20,7 +28,7 @@ def _folder() -> Path:
     return folder
 
 
-def remember(run_id: str, records: Records) -> None:
+def remember(run_id: str, records: Digested) -> None:
     """Keep the keyed digest of the records a run was started with."""
     key = secrets.token_bytes(32)
     path = _folder() / f"{run_id}.mac"
@@ -29,7 +37,7 @@ def remember(run_id: str, records: Records) -> None:
         file.write(f"{key.hex()} {records.mac(key)}")
 
 
-def check(run_id: str, records: Records) -> None:
+def check(run_id: str, records: Digested) -> None:
     """Refuse other records than the run was started with. Where nothing is remembered, nothing can be said."""
     path = _folder() / f"{run_id}.mac"
     if not path.exists():

@@ -6,6 +6,7 @@ whole numbers.
 """
 
 import contextlib
+import hmac
 import ipaddress
 import itertools
 import os
@@ -91,6 +92,15 @@ class Worker:
         self.forget(name)
         self._studies.pop(name, None)
         self._engines.pop(name, None)
+
+    def macs(self, key: bytes) -> list[str]:
+        """Keyed digest of every piece of the shard, in their order."""
+        if trouble := self.load():
+            raise InvalidData(trouble)
+        assert self._records is not None  # noqa: S101 (just loaded)
+        sizes = [piece.rows for piece in self._shard.pieces]
+        starts = itertools.accumulate(sizes, initial=0)
+        return [self._records.part(start, size).mac(key) for start, size in zip(starts, sizes, strict=False)]
 
     def _engine(self, name: int) -> tuple[threading.Lock, LocalEngine]:
         if trouble := self.load():
@@ -208,6 +218,15 @@ class RayShards:
                 f"a worker ended while the table was loaded ({type(error).__name__}): it must have memory enough for its shard, "
                 "and be able to import sfumato and the module of the model; see Ray's own log."
             ) from None
+
+    def mac(self, key: bytes) -> str:
+        """Keyed digest of the table, however it is dealt out to workers: see `Records.mac`."""
+        found = [
+            (piece.path.rpartition("/")[2], piece.row_group, mac)
+            for shard, macs in zip(self.shards, self._all("macs", key), strict=True)
+            for piece, mac in zip(shard.pieces, macs, strict=True)
+        ]
+        return hmac.new(key, repr(sorted(found)).encode(), "sha256").hexdigest()
 
     # -- runs -----------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from sfumato.access.local import LocalDoor, facts_of
 from sfumato.access.questions import Statistic
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
-from sfumato.errors import InvalidData, InvalidInput
+from sfumato.errors import CheckpointError, InvalidData, InvalidInput
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream
 from sfumato.vault import records
@@ -198,6 +198,7 @@ def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path
     y = np.random.default_rng(2).integers(0, 2, 4000).astype(np.int8)
     pq.write_table(pa.table({"y": y}), tmp_path / "t.parquet", row_group_size=500)
     seen = []
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
     run = sf.sample(
         sf.families.Bernoulli(), sf.RayTable(tmp_path / "*.parquet", workers=2), epsilon=4.0, delta=1e-5, chains=2,
         seed=0, max_iterations=30, force=True, progress=lambda done, total, text: seen.append((done, total, text)),
@@ -206,10 +207,13 @@ def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path
     assert (run.plan["kernel"], run.privacy.n, run.iterations) == ("langevin", 4000, 30)
     assert (4000, 4000, "loading") in seen
     assert abs(run.draws["p"].mean() - y.mean()) < 0.1
-    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
-    again = sf.resume(tmp_path / "run", sf.RayTable(tmp_path / "*.parquet", workers=1), model=sf.families.Bernoulli())
+    one = sf.RayTable(tmp_path / "*.parquet", workers=1)
+    again = sf.resume(tmp_path / "run", one, model=sf.families.Bernoulli())
     assert np.array_equal(again.transcript["theta"], run.transcript["theta"])
     assert (again.privacy.epsilon, again.pilot["outside"]) == (4.0, "clamp")
+    pq.write_table(pa.table({"y": 1 - y}), tmp_path / "t.parquet", row_group_size=500)
+    with pytest.raises(CheckpointError, match="not the records"):
+        sf.resume(tmp_path / "run", one, model=sf.families.Bernoulli())
 
 
 def test_pieces_are_dealt_out_by_bytes(folder):
