@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -174,7 +174,7 @@ class RemoteDoor:
         self._terms: Terms | None = None
         self._agreed = Agreed()
         self._bound: float | None = None
-        self._ahead: bytes | None = None
+        self._ahead: _Ahead | None = None
         try:
             self.facts: Facts = self._patiently(lambda: self._facts)
         except BaseException:
@@ -202,19 +202,26 @@ class RemoteDoor:
         """Send a question ahead, so that other owners can be asked while this one works; `ask` then only waits."""
         if self._socket is None or self._ahead is not None:
             return False
-        message = _encoder.encode(Ask(query_id, question))
+        message = self._message(query_id, question)
         try:
             self._socket.send(message)
         except (OSError, self._line.breaks):
             self._hang_up()  # `ask` dials again
             return False
-        self._ahead = message
+        self._ahead = _Ahead(query_id, question, message)
         return True
 
     def ask(self, query_id: str, question: Question) -> Reply:
         """Ask; the same id again gives the same answer."""
-        message = _encoder.encode(Ask(query_id, question))
+        message = self._message(query_id, question)
         return self._patiently(lambda: self._exchange(message, decode_reply))
+
+    def _message(self, query_id: str, question: Question) -> bytes:
+        """The question as it is sent; the one that was sent ahead is there already."""
+        ahead = self._ahead
+        if ahead is not None and ahead.query_id == query_id and ahead.question is question:
+            return ahead.message
+        return _encoder.encode(Ask(query_id, question))
 
     def close(self) -> None:
         """Hang up; the node gives back what was reserved and not spent."""
@@ -272,7 +279,7 @@ class RemoteDoor:
     def _exchange(self, message: bytes, decode: Callable[[bytes], T]) -> T:
         """Say something and understand the reply, or refuse it as no reply at all."""
         ahead, self._ahead = self._ahead, None
-        if ahead not in (None, message):
+        if ahead is not None and ahead.message != message:
             raise _Broken("a reply to something else is under way")
         try:
             if ahead is None:
@@ -295,6 +302,14 @@ class RemoteDoor:
             "look at the node's log.",
             owner=self.name,
         )
+
+
+class _Ahead(NamedTuple):
+    """A question that was sent and not waited for yet."""
+
+    query_id: str
+    question: Question
+    message: bytes
 
 
 class _Broken(ConnectionError):

@@ -10,10 +10,11 @@ gets the same bytes.
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -188,16 +189,18 @@ class Rounds:
         # Whom one has to wait for is asked in a thread; the others cost less than handing the question over.
         slow = [not (getattr(door, "quick", False) or sent) for door, sent in zip(self._doors, ahead, strict=True)]
         work = [partial(self._patiently, door, partial(call, door, i)) for i, door in enumerate(self._doors)]
-        apart = [waits and sum(slow) > 1 for waits in slow]
-        waiting = [self._threads.submit(w) if away else Future() for w, away in zip(work, apart, strict=True)]
-        for i in sorted(range(len(work)), key=lambda i: ahead[i]):
-            if not apart[i]:
-                _run_here(waiting[i], work[i])
-        failures = [error for future in waiting if (error := future.exception()) is not None]
+        apart = {i: self._threads.submit(work[i]) for i, waits in enumerate(slow) if waits and sum(slow) > 1}
+        found: dict[int, T] = {}
+        failures: list[Exception] = []
+        for i in sorted(range(len(work)), key=lambda i: (i in apart, ahead[i])):
+            try:
+                found[i] = apart[i].result() if i in apart else work[i]()
+            except Exception as error:
+                failures.append(error)
         if failures:
             # A bad answer is the gravest, a lost owner can come back, a spent budget is an ordinary ending.
             raise min(failures, key=_gravity)
-        return [future.result() for future in waiting]
+        return [found[i] for i in range(len(work))]
 
     def _patiently(self, door: Door, call: Callable[[], T]) -> T:
         for attempt in range(RETRIES + 1):
@@ -345,14 +348,6 @@ def _lost(name: str, how: str) -> OwnerLost:
     )
 
 
-def _run_here(future: "Future[T]", work: Callable[[], T]) -> None:
-    """Do the work in this thread, with its result or failure where the others have theirs."""
-    try:
-        future.set_result(work())
-    except Exception as error:
-        future.set_exception(error)
-
-
 def _gravity(error: BaseException) -> int:
     order = (BadAnswer, OwnerLost, BudgetSpent)
     return next((i + 1 for i, kind in enumerate(order) if isinstance(error, kind)), 0)
@@ -365,11 +360,11 @@ def checked(name: str, query_id: str, reply: Reply, size: int, rows: int, gamma:
         what = "an answer to another query"
     elif gamma is not None and reply.gamma != gamma:
         what = "an answer on another lattice"
-    elif not (np.isfinite(reply.gamma) and reply.gamma > 0) or not _whole_numbers(reply.numbers, size):
+    elif not (isfinite(reply.gamma) and reply.gamma > 0) or not _whole_numbers(reply.numbers, size):
         what = "something that is not the numbers asked for"
     elif not (len(reply.widths) == len(reply.answered) == rows and len(reply.sigma) in (0, rows)):
         what = "an answer for another number of chains"
-    elif not all(np.isfinite(x) and x >= 0 for x in (*reply.widths, *reply.sigma)) or reply.quanta < 0:
+    elif not all(isfinite(x) and x >= 0 for x in (*reply.widths, *reply.sigma)) or reply.quanta < 0:
         what = "widths or noise that are no positive numbers"
     if what:
         raise BadAnswer(
