@@ -58,8 +58,8 @@ class Wire(WebSocketsSansIOProtocol):
     """A WebSocket that can be cut, and that can be answered where a message is read.
 
     A client that takes nothing would never take the word that it is over either: it is cut. And a message that can be answered
-    at once need not wake a task that answers it: a third of what an echo takes. Whatever is not plain (a text, a fragment, a
-    client that is slow to take replies) goes the usual way.
+    at once need not go through a queue and wake a task. Whatever is not plain (a text, a fragment, a client that is slow to
+    take replies) goes the usual way.
     """
 
     _at_once: Callable[[bytes], bytes | None] | None = None
