@@ -560,10 +560,12 @@ def _pilot(table: Table, plan: Plan, share: float, kernel: str, limit: int, tick
     if share == 0:
         return plan, {"releases": [], "share": 0.0, "owners": _shares(table)}
     tick(0, plan.iterations, "pilot")
+    domains = {repr(_plain(other.domain)): other.domain for other in table.studies}
+    domains.pop(repr(_plain(study.domain)))
     with jax.enable_x64(True):
         found = run_pilot(
             study.model, study.domain, plan.n, plan.picture.centre, share * plan.mu**2 * 0.999, rounds.release,
-            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE, rounds.theta_bound,
+            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE, rounds.theta_bound, tuple(domains.values()),
         )  # fmt: skip
     pilot = {"releases": found.releases, "share": share, "last_move": found.last_move, "owners": _shares(table)}
     widths = relative_widths([table.studies[i] for i in table.live], found.picture)

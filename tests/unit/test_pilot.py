@@ -2,6 +2,8 @@
 
 import jax
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
@@ -10,6 +12,7 @@ from sfumato.model.derivatives import matrix_to_triangle
 from sfumato.planner.compiled import prior_draws
 from sfumato.planner.forecast import Picture
 from sfumato.planner.pilot import FAMILY_SCHEDULE, Answered, _information, _place, _straight, run_pilot
+from sfumato.study import make_study
 
 REPEATS = 400
 
@@ -114,3 +117,29 @@ def test_however_small_the_budget_the_centre_stays_where_the_prior_believes():
     spread = np.diff(np.quantile(prior_draws(model), [0.16, 0.84]))[0] / 2
     assert np.abs(found.picture.centre).max() <= 3 * 4 * spread
     assert found.picture.error > 1e3
+
+
+def level(y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def test_records_of_an_owner_with_a_wider_domain_are_not_cut_off():
+    """The radius of every release covers what any owner's records may say."""
+    narrow, wide = ({"y": sf.Interval(-b, b)} for b in (1.0, 2.0))
+    model = make_study(level, narrow).model
+
+    def first_radius(domain, others=()):
+        seen = []
+
+        def release(what, theta, root, radius, sigma):
+            seen.append(radius)
+            return np.zeros(1)
+
+        with jax.enable_x64(True):
+            run_pilot(model, domain, 1000, np.zeros(1), 0.01, release, FAMILY_SCHEDULE, others=others)
+        return seen[0]
+
+    radii = first_radius(narrow), first_radius(narrow, (wide,)), first_radius(wide)
+    assert radii[0] == pytest.approx(radii[1] / 2) and radii[1] == pytest.approx(radii[2])

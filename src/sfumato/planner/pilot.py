@@ -7,7 +7,7 @@ of the pilot's budget, place the start. Everything here is post-processing of wh
 is at stake: a bad pilot costs efficiency, never correctness.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -59,6 +59,7 @@ def run_pilot(
     release: Release,
     schedule: Schedule = SCHEDULE,
     bound: float = np.inf,
+    others: Sequence[Mapping[str, Domain]] = (),
 ) -> Piloted:
     """Find centre and covariance of the posterior for `mu_squared` of budget.
 
@@ -72,6 +73,8 @@ def run_pilot(
         The vault's vector answer.
     bound
         Largest coordinate the owners answer for: a step beyond ends on the edge of that box.
+    others
+        Domains of further owners, where they differ: what their records may say is not cut off either.
     """
     theta, prior_sd = np.clip(start, -bound, bound), _prior_sd(model)
     released: list[dict[str, Any]] = []
@@ -83,6 +86,8 @@ def run_pilot(
         precision = _precision(model, n, theta, batch, information)
         root = np.linalg.cholesky(forecast.safe_inverse(precision))
         radius = _radius(what, model, domain, theta, root, batch)
+        for other in others:
+            radius = max(radius, _radius(what, model, other, theta, root, synthetic.uniform(model, other, theta)))
         sigma = 2 * radius * _RADIUS_MARGIN / (share * mu_squared) ** 0.5
         answer = release(what, theta, root, radius, sigma)
         released.append(
