@@ -27,6 +27,9 @@ CACHE_TERMS = 1 << 22
 """Up to this many (chain, record) pairs, the terms at the current theta are kept; beyond it they are computed again."""
 BLOCK = 1 << 15
 """Records summed at a time when nothing is kept, so that memory does not grow with n."""
+WIDE: dict[str, bool | int | str] = {"xla_cpu_prefer_vector_width": 512}
+"""XLA's options for the chain: as many records to an instruction as the processor has room for (XLA's own choice is half of
+it). The arithmetic of a record is the same, and so is every bit of it; a processor without such registers does not mind."""
 
 
 class Transcript(NamedTuple):
@@ -146,6 +149,7 @@ def compile_scan(question: Question) -> Callable[..., tuple[Answered, Array]]:
 
     def run(records: Any, states: State, kept: Array, draws: Draw, noise: Array, limit: Array, allowance: Array) -> Any:
         size, chains, dim = noise.shape[0], question.chains, question.model.dim
+        most = jnp.minimum(limit, size)  # noise is used once: no step beyond its last row
         blank = Transcript(
             theta=jnp.zeros((size, chains, dim)),
             theta_prop=jnp.zeros((size, chains, dim)),
@@ -156,16 +160,19 @@ def compile_scan(question: Question) -> Callable[..., tuple[Answered, Array]]:
 
         def goes_on(carry: Any) -> Array:
             i, *_, alive = carry
-            return alive & (i < limit)
+            return alive & (i < most)
 
         def body(carry: Any) -> Any:
             i, states, kept, out, spent, needed, _ = carry
-            draw = jax.tree.map(lambda a: a[i], draws)
-            affordable, charge, answer = step(records, states, kept, draw, noise[i], allowance - spent)
+            draw, fresh = jax.tree.map(lambda rows: lax.dynamic_index_in_dim(rows, i, keepdims=False), (draws, noise))
+            affordable, charge, answer = step(records, states, kept, draw, fresh, allowance - spent)
 
             def take(_: None) -> Any:
                 moved, new_kept, row = answer(None)
-                written = jax.tree.map(lambda buffer, value: buffer.at[i].set(value), out, row)
+                # Not `at[i].set`, which would look every time whether i < size: four more pieces of work a step.
+                written = jax.tree.map(
+                    lambda buffer, value: lax.dynamic_update_index_in_dim(buffer, value, i, 0), out, row
+                )
                 return i + 1, moved, new_kept, written, spent + charge, charge, jnp.asarray(True)
 
             def stop(_: None) -> Any:
@@ -178,7 +185,7 @@ def compile_scan(question: Question) -> Callable[..., tuple[Answered, Array]]:
         steps, states, kept, out, spent, needed, _ = lax.while_loop(goes_on, body, start)
         return Answered(states, out, steps, spent, needed), kept
 
-    return jax.jit(run, donate_argnums=(2,))
+    return jax.jit(run, donate_argnums=(2,), compiler_options=WIDE)
 
 
 def as_device(draws: Draw) -> Draw:
