@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.access.base import Access
-from sfumato.access.local import Opened, check_room, open_vault
+from sfumato.access.local import Opened, check_room, open_vault, rows_ahead
 from sfumato.checkpoint import Checkpoint, Saved
 from sfumato.domain import Domain
-from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak
+from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
@@ -39,6 +40,7 @@ from sfumato.run import Run, StopReason
 from sfumato.sensitivity import Range
 from sfumato.study import Study, make_study
 from sfumato.vault.ledger import Block, Ledger
+from sfumato.vault.trim import forget_compiled
 
 FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted")
 _CHUNK_TERMS = 40_000_000  # record evaluations per compiled call: a fraction of a second, so that progress moves
@@ -175,21 +177,22 @@ def sample(
     limit = iteration_limit(study, steps)
     terms |= {"limit": limit, "columns": dict(columns or {}), "own_ledger": ledger is None}
     terms["sensitivity"] = _method(sensitivity)
+    plan_for = partial(
+        make_plan, study, epsilon=epsilon, delta=delta, kernel=kernel, chains=chains, guess=guess, example=example,
+        max_iterations=limit, pilot_share=pilot_share, truncate=truncate,
+    )  # fmt: skip
     with ExitStack() as refused, ExitStack() as stack:
         if kept is not None:
             kept.create(terms)
             refused.callback(kept.abandon)
+        ahead = _plan_ahead(plan_for, rows_ahead(study, data, columns))
         opened = open_vault(
             study, data, mu=mu, run_id=run_id, ledger=ledger, ledger_path=kept and kept.ledger_path, outside=outside,
             columns=columns, precision=precision,
         )  # fmt: skip
         stack.enter_context(_closing(opened))
         tick = stack.enter_context(ticker(progress))
-        plan = make_plan(
-            study, n=opened.vault.n, epsilon=epsilon, delta=delta, kernel=kernel,
-            chains=chains, guess=guess, example=example, max_iterations=limit,
-            pilot_share=pilot_share, truncate=truncate,
-        )  # fmt: skip
+        plan = ahead if ahead is not None and ahead.n == opened.vault.n else plan_for(n=opened.vault.n)
         if not force:
             plan.refuse_if_weak()
         refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
@@ -283,6 +286,21 @@ def _refuse_with_bundles(given: Mapping[str, Any]) -> None:
 # -- before the chain -------------------------------------------------------------------------------------------------
 
 
+def _plan_ahead(plan_for: Callable[..., Plan], n: int | None) -> Plan | None:
+    """Plan before a large table is read: what planning compiles and the records are then never in memory at once.
+
+    None where n is not known yet, or where there is no plan to make: that is said in its turn, after bad data are refused.
+    """
+    if n is None:
+        return None
+    try:
+        return plan_for(n=n)
+    except SfumatoError:
+        return None
+    finally:
+        forget_compiled()
+
+
 def _pilot(
     study: Study, plan: Plan, opened: Opened, share: float, kernel: str, max_iterations: int, tick: Tick
 ) -> tuple[Plan, dict[str, Any]]:
@@ -300,6 +318,7 @@ def _pilot(
             opened.vault.release,
             FAMILY_SCHEDULE if knows_information(study) else SCHEDULE,
         )
+    opened.vault.forget()
     left = opened.account.left / QUANTA_PER_UNIT / plan.mu**2
     again = replan(plan, study, found.picture, left, kernel=kernel, max_iterations=max_iterations)
     return again, {"releases": found.releases, "share": share, "last_move": found.last_move}

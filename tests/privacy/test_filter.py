@@ -45,6 +45,15 @@ def compiled():
         vault.close()
 
 
+def test_no_step_is_taken_beyond_the_noise_that_was_drawn(compiled):
+    vault, kernel, states = compiled
+    with Ledger.in_memory(cap_quanta(8.0)) as ledger:
+        vault._account = ledger.account("run", cap_quanta(8.0))
+        chunk = vault.chunk(states, PublicStream(0, CHAINS).peek(kernel, 5), 50, cap_quanta(8.0))
+        assert chunk.steps == 5
+        chunk.settle()
+
+
 @given(
     st.integers(0, 2**31),
     st.floats(0.05, 3.0),

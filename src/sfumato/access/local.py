@@ -99,6 +99,11 @@ def _closed_on_failure(*held: Any) -> Iterator[None]:
         raise
 
 
+def rows_ahead(study: Study, data: Any, columns: Mapping[str, str | Sequence[str]] | None = None) -> int | None:
+    """Number of records of a large file, public and known before it is read; None where there is no such file."""
+    return records.rows_ahead(data, study.domain, columns)
+
+
 class Opened(NamedTuple):
     """A vault ready to answer, its account, and the ledger to close afterwards if it is the run's own."""
 

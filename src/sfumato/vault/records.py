@@ -17,10 +17,13 @@ import numpy as np
 from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidData, InvalidInput
 from sfumato.vault.blocks import Rows
+from sfumato.vault.trim import LARGE
 
 PRECISIONS = ("float64", "float32")
+_PARQUET = (".parquet", ".pq")
 _SLICE = 1 << 18  # records checked at a time, so that checking never doubles the memory
-_BATCH = 1 << 16  # records read from a file at a time
+_BATCH = 1 << 13  # records read from a file at a time: more are no faster, and take more memory
+_BUFFER = 1 << 16  # bytes of each column of a file that are held while it is read
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,6 +101,26 @@ def load(
     if n < 2:
         raise InvalidData(f"a table must have at least two records, got {n}.")
     return Records(arrays, n)
+
+
+def rows_ahead(
+    data: Any, domain: Mapping[str, Domain], columns: Mapping[str, str | Sequence[str]] | None = None
+) -> int | None:
+    """Number of records of a large Parquet file, from its footer: no record is read.
+
+    None for all other data, and for a file that is no table of this domain: what is wrong with it is for `load` to say.
+    """
+    if not isinstance(data, str | Path) or Path(data).suffix.lower() not in _PARQUET:
+        return None
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(data, pre_buffer=False) as file:
+            _raw_columns(domain, dict(columns or {}), file.schema_arrow.names)
+            n = int(file.metadata.num_rows)
+    except (OSError, ValueError, KeyError):
+        return None
+    return n if n * sum(column.size for column in domain.values()) >= LARGE else None
 
 
 def _check_outside(outside: str) -> None:
@@ -194,7 +217,7 @@ def _from_file(
 ) -> dict[str, np.ndarray]:
     if not path.exists():
         raise InvalidData(f"no data file at {path}; give the path of a Parquet or CSV file.")
-    read = {".parquet": _from_parquet, ".pq": _from_parquet, ".csv": _from_csv, ".txt": _from_csv}.get(
+    read = (dict.fromkeys(_PARQUET, _from_parquet) | dict.fromkeys((".csv", ".txt"), _from_csv)).get(
         path.suffix.lower()
     )
     if read is None:
@@ -233,7 +256,7 @@ def _from_parquet(
     """Read batch by batch into arrays of the final type: the table is never in memory twice."""
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
         filling = Filling(file, file.metadata.num_rows, domain, columns, outside)
         filling.read(file)
     return filling.out

@@ -30,7 +30,7 @@ from sfumato.sensitivity.gradients import GradientSet
 from sfumato.sensitivity.reference import Reference
 from sfumato.sensitivity.remainder import Anchor
 from sfumato.vault import lattice
-from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
+from sfumato.vault.blocks import LEAN, Rows, add_up, sum_over_blocks
 from sfumato.vault.scan import BLOCK, CACHE_TERMS, Answered, Transcript, cast_column
 
 Array: TypeAlias = Any
@@ -361,4 +361,5 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
         steps, states, kept, out, stats, spent, needed, _ = lax.while_loop(goes_on, body, start)
         return Answered(states, out._replace(t_noisy=stats), steps, spent, needed), kept
 
-    return jax.jit(run, donate_argnums=(5,))
+    lean = not question.cached and question.precision == "float64"
+    return jax.jit(run, donate_argnums=(5,), compiler_options=LEAN if lean else None)

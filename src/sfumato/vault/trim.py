@@ -5,7 +5,13 @@ several gigabytes that does not matter; beside one of a few hundred megabytes it
 """
 
 import ctypes
+import gc
 import sys
+
+import jax
+
+LARGE = 1 << 24
+"""Numbers in a table from which on its memory, 64 MB and more, and that of what was compiled are worth keeping apart."""
 
 
 def trim() -> None:
@@ -16,3 +22,15 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):
         return
+
+
+def forget_compiled() -> None:
+    """Drop every program that JAX keeps in this process, and return the memory.
+
+    Planning and the pilot leave some 200 MB of programs that nobody calls again, and JAX has no way to drop those alone: most
+    were compiled for single operations and belong to no function of ours. So this is for runs on a `LARGE` table, between
+    their stages. A function of the caller's that was compiled before is compiled again when it is next called.
+    """
+    jax.clear_caches()  # type: ignore[no-untyped-call]
+    gc.collect()
+    trim()

@@ -27,7 +27,7 @@ from sfumato.vault.ledger import Account, Block
 from sfumato.vault.ledger.account import MAX_CAP
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.records import Records, check_precision
-from sfumato.vault.trim import trim
+from sfumato.vault.trim import LARGE, forget_compiled, trim
 
 Array: TypeAlias = Any
 
@@ -143,13 +143,20 @@ class Vault:
             trim()
         return answer
 
+    def forget(self) -> None:
+        """Drop what was compiled for releases: the pilot is over. Of a large table, drop all that was compiled so far."""
+        self._sums.clear()
+        if sum(column.size for column in self._records.columns.values()) >= LARGE:
+            forget_compiled()
+        else:
+            trim()
+
     # -- scalars: the chain ---------------------------------------------------------------------------------------
 
     def begin(self, kernel: Kernel | Langevin, sigma: float, states: State) -> None:
         """Settle kernel and noise for the chain to come, and compile its loop."""
         self.close()
-        self._sums.clear()
-        trim()
+        self.forget()
         with jax.enable_x64(True):
             if isinstance(kernel, ReferenceLangevin):
                 self._begin_reference([kernel], sigma, len(states.theta))
@@ -160,6 +167,7 @@ class Vault:
             else:
                 self._begin_walk(kernel, sigma, len(states.theta))
             self._start_over(states)
+        trim()  # of what the first pass took to compile: the loop is compiled at the first chunk
 
     def begin_each(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
         """The same for chains that have a reference point each (with one step size and one trust region): many runs at once."""

@@ -19,7 +19,7 @@ from sfumato.families.langevin import public_part
 from sfumato.kernel import Componentwise, Guided, Langevin, PublicStream, RandomWalk, ReferenceLangevin, State
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study import make_study
-from sfumato.vault import engine, records, scan
+from sfumato.vault import engine, records, reference, scan
 from sfumato.vault.desk import Desk
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault
@@ -190,6 +190,13 @@ def test_langevin_around_a_reference_point_by_rounds_is_the_compiled_one(kept, m
     if not kept:
         monkeypatch.setattr(scan, "CACHE_TERMS", 0)
     assert_same(whole, by_rounds(reference_case(), sizes=(7, STEPS - 7)))
+
+
+def test_langevin_around_a_reference_point_is_the_same_if_nothing_is_kept(monkeypatch):
+    """Beyond a size the loop is compiled in another way besides, which takes less memory."""
+    whole = compiled(reference_case())
+    monkeypatch.setattr(reference, "CACHE_TERMS", 0)
+    assert_same(whole, compiled(reference_case()))
 
 
 def test_rounds_do_not_depend_on_how_they_are_cut_into_chunks():

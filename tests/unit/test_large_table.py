@@ -1,0 +1,97 @@
+"""A large table is planned for before it is read, and what was compiled is dropped between stages: nothing else changes."""
+
+import jax
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import sfumato as sf
+from sfumato import sampler
+from sfumato.errors import InvalidData, PlanTooWeak
+from sfumato.vault import records, vault
+from sfumato.vault.trim import forget_compiled
+
+FAMILY = sf.families.Bernoulli()
+N = 400
+
+
+@pytest.fixture
+def all_are_large(monkeypatch):
+    for module in (records, vault):
+        monkeypatch.setattr(module, "LARGE", 1)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The order in which a run plans and reads."""
+    seen = []
+
+    def noted(module, name):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, **k: (seen.append(name), real(*a, **k))[1])
+
+    noted(sampler, "make_plan")
+    noted(sampler, "open_vault")
+    return seen
+
+
+def write(path, **columns):
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return path
+
+
+def run(path, **changes):
+    asked = {"epsilon": 1.0, "delta": 1e-5, "seed": 1, "iterations": 20, "force": True, "progress": False}
+    return sf.sample(FAMILY, path, **asked | changes)
+
+
+def test_a_small_file_is_read_first(tmp_path, calls):
+    run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
+    assert calls == ["open_vault", "make_plan"]
+
+
+def test_a_large_file_is_planned_for_first_and_once(tmp_path, calls, all_are_large):
+    drawn = run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
+    assert calls == ["make_plan", "open_vault"]
+    assert drawn.plan["n"] == N and drawn.iterations > 0
+
+
+def test_the_plan_is_that_of_the_table_in_memory(tmp_path, all_are_large):
+    y = np.arange(N) % 2
+    assert run(write(tmp_path / "a.parquet", y=y), pilot_share=0.0).plan == run({"y": y}, pilot_share=0.0).plan
+
+
+def test_bad_records_are_refused_before_a_weak_plan(tmp_path, all_are_large):
+    weak = {"epsilon": 1e-4, "force": False}
+    with pytest.raises(InvalidData):
+        run(write(tmp_path / "bad.parquet", y=np.full(N, 7)), **weak)
+    with pytest.raises(PlanTooWeak):
+        run(write(tmp_path / "good.parquet", y=np.arange(N) % 2), **weak)
+
+
+def test_what_cannot_be_planned_is_said_after_the_records_were_checked(tmp_path, all_are_large):
+    with pytest.raises(InvalidData):
+        run(write(tmp_path / "bad.parquet", y=np.full(N, 7)), pilot_share=2.0)
+    with pytest.raises(sf.InvalidInput, match="pilot_share"):
+        run(write(tmp_path / "good.parquet", y=np.arange(N) % 2), pilot_share=2.0)
+
+
+def test_only_a_large_parquet_file_of_the_domain_is_counted_ahead(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", y=np.arange(N) % 2)
+    text = tmp_path / "a.csv"
+    text.write_text("y\n0\n1\n")
+    broken = tmp_path / "b.parquet"
+    broken.write_bytes(b"no table")
+    assert records.rows_ahead(path, FAMILY.domain) is None
+    monkeypatch.setattr(records, "LARGE", N)
+    assert records.rows_ahead(str(path), FAMILY.domain) == N
+    others = [write(tmp_path / "z.parquet", z=np.arange(N)), text, broken, tmp_path / "none.parquet", {"y": [0, 1]}, 7]
+    assert [records.rows_ahead(other, FAMILY.domain) for other in others] == [None] * len(others)
+
+
+def test_a_function_compiled_before_works_after_everything_was_dropped():
+    double = jax.jit(lambda x: 2 * x)
+    assert double(3) == 6
+    forget_compiled()
+    assert double(4) == 8
