@@ -8,7 +8,7 @@ import pytest
 
 import sfumato as sf
 from sfumato import sampler
-from sfumato.errors import InvalidData, PlanTooWeak
+from sfumato.errors import InvalidData, InvalidInput, PlanTooWeak
 from sfumato.vault import records, vault
 from sfumato.vault.trim import forget_compiled
 
@@ -73,7 +73,7 @@ def test_bad_records_are_refused_before_a_weak_plan(tmp_path, all_are_large):
 def test_what_cannot_be_planned_is_said_after_the_records_were_checked(tmp_path, all_are_large):
     with pytest.raises(InvalidData):
         run(write(tmp_path / "bad.parquet", y=np.full(N, 7)), pilot_share=2.0)
-    with pytest.raises(sf.InvalidInput, match="pilot_share"):
+    with pytest.raises(InvalidInput, match="pilot_share"):
         run(write(tmp_path / "good.parquet", y=np.arange(N) % 2), pilot_share=2.0)
 
 
