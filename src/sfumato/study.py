@@ -1,7 +1,13 @@
 """One place where loose arguments become typed objects: what every public function does first."""
 
+import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput
@@ -10,7 +16,10 @@ from sfumato.families.langevin import natural_bounds, natural_model
 from sfumato.kernel import Langevin
 from sfumato.model import Model, from_numpyro
 from sfumato.sensitivity import Bounds, bounds_for
+from sfumato.sensitivity.certifier import canonical_log_likelihood
 from sfumato.sensitivity.reference import Reference
+
+_KEPT = 16  # studies remembered, as many as the planner remembers models
 
 
 class Study(NamedTuple):
@@ -51,12 +60,68 @@ def make_study(
             "a model needs domain={'y': ...}: the set its records live in. Only a family brings its own."
         )
     checked = check_record_domain(domain)
-    built = model if isinstance(model, Model) else from_numpyro(model, checked)
-    bounds = bounds_for(built, checked, sensitivity)
-    near = Reference(built, checked) if certified else None
-    if near is not None and kernel == Langevin.name:
-        near.check()
-    return Study(built, checked, bounds, near=near)
+    if isinstance(model, Model):
+        program = _Program(repr(_plain(checked)), model, checked, own=model)
+    else:
+        program = _program(from_numpyro(model, checked), checked)
+    if not certified:
+        return Study(_first(program), checked, bounds_for(_first(program), checked, sensitivity))
+    study = _proven(program)
+    if study.near is not None and kernel == Langevin.name:
+        study.near.check()
+    return study
+
+
+# -- the same program, the same study -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A model on a domain, known by what it computes: two that compute the same are equal, whoever wrote them.
+
+    `own` is a model that was given as such: it is known by its functions.
+    """
+
+    digest: str
+    model: Model = field(compare=False)
+    domain: dict[str, Domain] = field(compare=False)
+    own: Model | None = None
+
+
+def _program(model: Model, domain: dict[str, Domain]) -> _Program:
+    """Trace what a model computes for a record of the domain.
+
+    A plan, the run after it and the run that goes on with it are given the same function; proofs and compiled programs are
+    most of what they cost. The function alone would not do as a key: it may look at a global variable that has changed.
+    """
+    spec: Any = jax.ShapeDtypeStruct
+
+    def everything(theta: Any, record: Any) -> Any:
+        densities = model.log_prior(theta), model.log_likelihood(theta, record)
+        return densities, model.constrain(theta), model.sample_prior(jax.random.key(0))
+
+    with jax.enable_x64(True):
+        theta = spec((model.dim,), jnp.float64)
+        record = {name: spec(d.shape, jnp.int32 if d.discrete else jnp.float64) for name, d in domain.items()}
+        computed = jax.jit(everything).lower(theta, record).as_text()
+        bounded = jax.make_jaxpr(canonical_log_likelihood(model))(theta, record)  # has operations that are only bounded
+    text = repr((model.fingerprint(), _plain(domain), computed, str(bounded)))
+    return _Program(hashlib.sha256(text.encode()).hexdigest(), model, domain)
+
+
+@lru_cache(maxsize=_KEPT)
+def _first(program: _Program) -> Model:
+    """The first model seen that computes the same."""
+    return program.model
+
+
+@lru_cache(maxsize=_KEPT)
+def _proven(program: _Program) -> Study:
+    model, domain = _first(program), program.domain
+    return Study(model, domain, bounds_for(model, domain), near=Reference(model, domain))
+
+
+# -- families -----------------------------------------------------------------------------------------------------------
 
 
 def _own_domain(family: Family, domain: Mapping[str, Domain] | None) -> dict[str, Domain]:
@@ -67,14 +132,25 @@ def _own_domain(family: Family, domain: Mapping[str, Domain] | None) -> dict[str
 
 
 def _natural_study(family: Family, domain: Mapping[str, Domain] | None) -> Study:
-    return Study(natural_model(family), _own_domain(family, domain), natural_bounds(family), family, natural=True)
+    model, bounds = _natural(family)
+    return Study(model, _own_domain(family, domain), bounds, family, natural=True)
+
+
+@lru_cache(maxsize=_KEPT)
+def _natural(family: Family) -> tuple[Model, Bounds]:
+    return natural_model(family), natural_bounds(family)
 
 
 def _family_study(family: Family, domain: Mapping[str, Domain] | None, sensitivity: Any) -> Study:
     own = _own_domain(family, domain)
     built = family.to_model()
-    bounds = family.bounds() if isinstance(sensitivity, str) and sensitivity == "certify" else None
+    bounds = _exact(family) if isinstance(sensitivity, str) and sensitivity == "certify" else None
     return Study(built, own, bounds or bounds_for(built, own, sensitivity), family)
+
+
+@lru_cache(maxsize=_KEPT)
+def _exact(family: Family) -> Bounds:
+    return family.bounds()
 
 
 def _plain(domain: Mapping[str, Domain]) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""Studies are shared by those who study the same: told by the program, not by the function's name."""
+
+import numpyro
+import numpyro.distributions as dist
+
+import sfumato as sf
+from sfumato.study import make_study
+
+DOMAIN = {"y": sf.Interval(-1.0, 1.0)}
+SCALE = 1.0
+
+
+def model(y):
+    m = numpyro.sample("m", dist.Normal(0.0, SCALE))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(m, SCALE), obs=y)
+
+
+def test_what_is_proven_for_a_program_is_proven_once():
+    assert make_study(model, DOMAIN).bounds is make_study(model, {"y": sf.Interval(-1, 1)}, kernel="langevin").bounds
+    assert make_study(model, DOMAIN, sf.Clip(bound=1.0)).model is make_study(model, DOMAIN).model
+    given = make_study(model, DOMAIN).model
+    assert make_study(given, DOMAIN).near is make_study(given, DOMAIN).near
+
+
+def test_another_domain_is_another_study():
+    assert make_study(model, DOMAIN).bounds is not make_study(model, {"y": sf.Interval(-2.0, 1.0)}).bounds
+    given = make_study(model, DOMAIN).model
+    assert make_study(given, DOMAIN).bounds is not make_study(given, {"y": sf.Interval(-2.0, 1.0)}).bounds
+
+
+def test_a_global_variable_that_changed_makes_another_study(monkeypatch):
+    before = sf.certify(model, DOMAIN, {"m": 0.0}, {"m": 1.0})
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    after = sf.certify(model, DOMAIN, {"m": 0.0}, {"m": 1.0})
+    assert before[1] - before[0] > 3 * (after[1] - after[0])
+
+
+def test_a_family_is_studied_once():
+    family = sf.families.Bernoulli()
+    assert make_study(family, kernel="langevin").model is make_study(family, kernel="auto").model
