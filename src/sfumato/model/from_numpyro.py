@@ -21,6 +21,7 @@ from numpyro.distributions import biject_to
 
 from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.haste import hastily
 from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
 
 _PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
@@ -341,7 +342,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, latents: list[str]) -> None:
-    theta = jax.jit(built.sample_prior)(jax.random.key(0))
+    theta = hastily(built.sample_prior)(jax.random.key(0))
 
     def terms(records: Record) -> dict[str, Array]:
         substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
@@ -353,7 +354,7 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
         ]
         return {name: jnp.sum(_density(*_observation(name, traced[name]))) for name in outside}
 
-    few, one = (jax.jit(terms)(dict(records)) for records in (probe, {k: v[:1] for k, v in probe.items()}))
+    few, one = (hastily(terms)(dict(records)) for records in (probe, {k: v[:1] for k, v in probe.items()}))
     for name in few:
         if not np.allclose(few[name], one[name], rtol=1e-9, atol=0, equal_nan=True):
             raise InvalidModel(
@@ -405,8 +406,8 @@ def _check_records_are_separate(built: Model, model: Callable[..., Any], domain:
 
         return jax.vmap(one)(records)
 
-    both = jax.jit(lambda t, r: (together(t, r), alone(t, r)))
-    prior = jax.jit(built.sample_prior)
+    both = hastily(lambda t, r: (together(t, r), alone(t, r)))
+    prior = hastily(built.sample_prior)
     for number in range(_COMPANIES):
         records = _mixed_company(domain, np.random.default_rng(number))
         _compare(*both(prior(jax.random.key(number)), records))

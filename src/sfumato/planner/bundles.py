@@ -15,6 +15,7 @@ import numpy as np
 from sfumato import noise_aware
 from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
 from sfumato.families.base import Family
+from sfumato.haste import hastily
 from sfumato.model import Model
 from sfumato.model.base import theta_of
 from sfumato.planner import forecast, proportional, truncated
@@ -53,7 +54,7 @@ def picture_from_copies(
 
 
 def _expected(family: Family, model: Model, n: int, centre: np.ndarray) -> np.ndarray:
-    covariance = jax.jit(lambda t: family.covariance(model.constrain(t)))(jnp.asarray(centre))
+    covariance = hastily(lambda t: family.covariance(model.constrain(t)))(jnp.asarray(centre))
     jacobian = natural_jacobian(family, model, centre)
     return forecast.positive(n * jacobian.T @ np.asarray(covariance) @ jacobian)
 
@@ -73,13 +74,13 @@ def _plug_in(
         return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
     centre, _ = noise_aware.find_mode(density, starts)
-    curvature = -np.nan_to_num(np.asarray(jax.jit(jax.hessian(given))(jnp.asarray(centre))))
+    curvature = -np.nan_to_num(np.asarray(hastily(jax.hessian(given))(jnp.asarray(centre))))
     return centre, forecast.positive(curvature)
 
 
 def natural_jacobian(family: Family, model: Model, theta: np.ndarray) -> np.ndarray:
     """Derivative of the natural parameter in theta, shape (k, d)."""
-    return np.asarray(jax.jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jnp.asarray(theta)))
+    return np.asarray(hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jnp.asarray(theta)))
 
 
 def plan_bundles(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.haste import hastily
 from sfumato.model import Model
 from sfumato.model.derivatives import vector_function
 
@@ -18,14 +19,14 @@ _KEPT = 16  # models remembered: a session plans a few, again and again
 @lru_cache(maxsize=_KEPT)
 def prior_draws(model: Model) -> np.ndarray:
     """Draw a thousand parameters from the prior, unconstrained; one after another, which compiles in half the time."""
-    one = jax.jit(lambda number: model.sample_prior(jax.random.fold_in(jax.random.key(0), number)))
+    one = hastily(lambda number: model.sample_prior(jax.random.fold_in(jax.random.key(0), number)))
     return np.stack([np.asarray(one(number), dtype=np.float64) for number in range(1001)])
 
 
 @lru_cache(maxsize=_KEPT)
 def prior_derivatives(model: Model) -> Callable[[Array], tuple[Array, Array]]:
     """Function theta -> gradient and hessian of the log prior."""
-    return jax.jit(lambda theta: (jax.grad(model.log_prior)(theta), jax.hessian(model.log_prior)(theta)))
+    return hastily(lambda theta: (jax.grad(model.log_prior)(theta), jax.hessian(model.log_prior)(theta)))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -37,13 +38,13 @@ def information(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
         finite = jnp.all(jnp.isfinite(each), axis=(1, 2))
         return jnp.where(finite[:, None, None], each, 0.0).sum(0) / jnp.maximum(finite.sum(), 1)
 
-    return jax.jit(mean)
+    return hastily(mean)
 
 
 @lru_cache(maxsize=_KEPT)
 def scores(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
     """Function (theta, records) -> score of each record."""
-    return jax.jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
+    return hastily(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
 
 
 @lru_cache(maxsize=2 * _KEPT)
@@ -53,7 +54,7 @@ def lengths(model: Model, what: str) -> Callable[[Array, Array, Mapping[str, Arr
     def one(theta: Array, matrix: Array, record: Mapping[str, Array]) -> Array:
         return jnp.linalg.norm(vector_function(what, model, theta, matrix)(record))
 
-    return jax.jit(jax.vmap(one, (None, None, 0)))
+    return hastily(jax.vmap(one, (None, None, 0)))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -65,10 +66,10 @@ def outcomes(model: Model) -> Callable[[Array, Array, Mapping[str, Array]], list
         keys = jax.random.split(key, len(factors))
         return [jnp.squeeze(f.distribution.sample(k), 0) for k, f in zip(keys, factors, strict=True)]
 
-    return jax.jit(jax.vmap(one, (None, 0, 0)))
+    return hastily(jax.vmap(one, (None, 0, 0)))
 
 
 @lru_cache(maxsize=_KEPT)
 def observed_values(model: Model) -> Callable[[Array, Mapping[str, Array]], list[Array]]:
     """Function (theta, record) -> the value of every observed site."""
-    return jax.jit(lambda theta, record: [f.value for f in model.observations(theta, record)])  # type: ignore[misc]
+    return hastily(lambda theta, record: [f.value for f in model.observations(theta, record)])  # type: ignore[misc]

@@ -19,6 +19,7 @@ from sfumato.domain import Domain
 from sfumato.errors import Unsupported
 from sfumato.families.base import Family
 from sfumato.families.langevin import public_part
+from sfumato.haste import hastily
 from sfumato.kernel import Componentwise, Guided, Kernel, Langevin, RandomWalk, ReferenceLangevin
 from sfumato.kernel.walks import GUIDED_SPREAD
 from sfumato.model import Model
@@ -144,7 +145,7 @@ def step_matrices(covariance: np.ndarray) -> list[np.ndarray]:
 def mean_square_width(range_: Any) -> WidthSquare:
     """Function (picture, moves) -> average squared sensitivity of those moves (one per row) from points around the centre."""
 
-    @jax.jit
+    @hastily
     def average(theta: Array, moves: Array) -> Array:
         lo, hi = jax.vmap(range_)(theta, theta + moves)
         return jnp.mean((hi - lo) ** 2)
@@ -184,7 +185,7 @@ def limit_ess(
 
 def family_limit_ess(family: Family, model: Model, picture: Picture, mu: float) -> float:
     r"""Give the same limit from the family's own diameter: :math:`A^\top J^\top S`, J the derivative of the natural parameter."""
-    jacobian = jax.jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jnp.asarray(picture.centre))
+    jacobian = hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jnp.asarray(picture.centre))
     root = jacobian @ jnp.asarray(np.linalg.cholesky(picture.covariance))
     return float(mu**2 / max(float(family.whitened_diameter(root)) ** 2, 1e-300))
 
@@ -264,9 +265,9 @@ def choose_langevin(
     public = public_part(family, model, n)
     z = np.random.default_rng(0).standard_normal((2, 64, len(root)))
     around = jnp.asarray(picture.centre + z[0] @ root.T)
-    pull = -jax.jit(jax.grad(public))(jnp.asarray(picture.centre))  # S_n, if the centre is the mode
+    pull = -hastily(jax.grad(public))(jnp.asarray(picture.centre))  # S_n, if the centre is the mode
 
-    @jax.jit
+    @hastily
     def second(h: Array) -> Array:
         """Mean squared width of the second query."""
 
@@ -355,7 +356,7 @@ def _mean_square(near: Reference, model: Model) -> Callable[..., Array]:
 
         return jnp.mean(jax.lax.map(one, numbers))
 
-    return jax.jit(mean)
+    return hastily(mean)
 
 
 def _unit_moves(name: str, matrix: np.ndarray, rng: np.random.Generator, size: int = 256) -> np.ndarray:

@@ -20,6 +20,7 @@ import numpy as np
 
 from sfumato.domain import Ball, Domain
 from sfumato.errors import InvalidInput
+from sfumato.haste import hastily
 from sfumato.model.base import Model, Record
 from sfumato.sensitivity import interval as iv
 from sfumato.sensitivity.atoms import Atoms, Axis, pad_last
@@ -35,7 +36,6 @@ _ALL_CELLS = 400  # along several, together
 _ENUMERATE = 32  # a discrete column with at most so many values gets one cell per value
 _WORTH_CUTTING = 0.1  # share of all blur from which on a second affine number is cut too
 _PROBES = 3
-_HASTE: dict[str, Any] = {"xla_backend_optimization_level": 0}
 _SAFETY = 1e-11  # outward rounding, relative to the sum of all magnitudes: thousands of roundings of 1e-16
 
 
@@ -131,8 +131,7 @@ class Certifier:
         theta = rng.normal(scale=0.5, size=(_PROBES, self.model.dim))
         step = rng.normal(scale=1e-3, size=theta.shape)
         arguments = jnp.asarray(theta), jnp.asarray(theta + step)
-        # Run once, so compiled in haste.
-        measured = jax.jit(jax.vmap(blurs)).lower(*arguments).compile(compiler_options=_HASTE)(*arguments)
+        measured = hastily(jax.vmap(blurs))(*arguments)
         weights = np.nan_to_num(np.asarray(measured), nan=1e300, posinf=1e300)
         shares = np.mean(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300), axis=0)
         return self._choose(seen[0], shares)

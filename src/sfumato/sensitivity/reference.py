@@ -10,6 +10,7 @@ import numpy as np
 
 from sfumato.domain import Domain
 from sfumato.errors import Unsupported
+from sfumato.haste import hastily
 from sfumato.model.base import Model
 from sfumato.sensitivity.gradients import GradientSet, gradient_set
 from sfumato.sensitivity.interval import Array
@@ -64,7 +65,7 @@ class Reference:
 
     @cached_property
     def _anchors(self) -> Any:
-        return jax.jit(lambda theta: (self.remainder.anchor(theta), self.remainder.anchor(theta, FINER)))
+        return hastily(lambda theta: (self.remainder.anchor(theta), self.remainder.anchor(theta, FINER)))
 
     def at(self, centre: np.ndarray, matrix: np.ndarray) -> Proven:
         """Prove what can be proven at a reference point; a planner asks about the same one again and again."""
