@@ -17,6 +17,7 @@ from scipy import stats
 import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
+from sfumato.haste import hastily
 from sfumato.kernel import Draw, Guided, Langevin, State, Streams
 from sfumato.model.from_numpyro import as_model_input
 from sfumato.study import make_study
@@ -72,15 +73,15 @@ def no_charge(monkeypatch):
 def draw_worlds(family, model):
     """Parameters from the prior, n records of each: (replication, dimension), {column: (replication, n, ...)}."""
     keys = jax.random.split(jax.random.key(7), REPLICATIONS)
-    thetas = jax.jit(lambda k: jax.lax.map(model.sample_prior, k))(keys)
-    values = jax.jit(jax.vmap(model.constrain))(thetas)
+    thetas = hastily(lambda k: jax.lax.map(model.sample_prior, k))(keys)
+    values = hastily(jax.vmap(model.constrain))(thetas)
     if isinstance(family, f.LinearRegression):  # the covariates are the same in all worlds
         x = jnp.asarray(family.x.sample(np.random.default_rng(0), N))
         mean = jnp.einsum("nd,rd->rn", x, values["coefficients"])
         noise = np.random.default_rng(1).standard_normal((REPLICATIONS, N))
         drawn = {"x": jnp.broadcast_to(x, (REPLICATIONS, *x.shape)), "y": mean + values["scale"][:, None] * noise}
     else:
-        drawn = jax.jit(lambda v, k: jax.lax.map(lambda a: family.draw(a[0], a[1], N), (v, k)))(values, keys)
+        drawn = hastily(lambda v, k: jax.lax.map(lambda a: family.draw(a[0], a[1], N), (v, k)))(values, keys)
     for name, column in family.domain.items():
         assert column.contains(np.asarray(drawn[name], float).reshape(-1, *column.shape)).all()
     return thetas, {name: jnp.asarray(as_model_input(d, np.asarray(drawn[name]))) for name, d in family.domain.items()}
@@ -89,9 +90,9 @@ def draw_worlds(family, model):
 def whitening(family, model, thetas):
     """A root of a typical posterior covariance: fixed, so that one compilation serves all worlds."""
     middle = jnp.median(thetas, axis=0)
-    jacobian = np.asarray(jax.jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(middle))
+    jacobian = np.asarray(hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(middle))
     if family.regular:
-        information = np.asarray(jax.jit(lambda t: family.covariance(model.constrain(t)))(middle))
+        information = np.asarray(hastily(lambda t: family.covariance(model.constrain(t)))(middle))
     else:  # regression: from the curvature of log g, its covariates having mean square 1/3
         information = np.diag([1 / 3, 1 / 3, 1 / 3, 1.0, 1.0, 2.0])
     prior = np.linalg.inv(np.atleast_2d(np.cov(np.asarray(thetas).T)))
@@ -114,7 +115,7 @@ def noise_for(scale, *shape):
 
 def in_parts(run, *arguments):
     """Run some worlds at a time: theta and decisions, (world, step, ...)."""
-    vectorised = jax.jit(jax.vmap(lambda *a: run(*a, STEPS, 2**62)))
+    vectorised = hastily(jax.vmap(lambda *a: run(*a, STEPS, 2**62)))
     worlds = len(jax.tree.leaves(arguments)[0])
     thetas, decisions = [], []
     for start in range(0, worlds, PART):

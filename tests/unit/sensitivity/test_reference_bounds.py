@@ -9,6 +9,7 @@ import pytest
 
 import sfumato as sf
 from sfumato.errors import InvalidInput
+from sfumato.haste import hastily
 from sfumato.model import from_numpyro
 from sfumato.model.from_numpyro import as_model_input
 from sfumato.sensitivity import jets
@@ -155,7 +156,7 @@ def test_the_bound_is_of_second_order():
         widths = []
         for size in (0.02, 0.01):
             a = jnp.asarray(centre * 0.3 + size * e)
-            lo, hi = jax.jit(near.range)(anchor, a, a + size * delta, jnp.zeros(5))
+            lo, hi = hastily(near.range)(anchor, a, a + size * delta, jnp.zeros(5))
             widths.append(float(hi - lo))
     assert widths[0] / widths[1] == pytest.approx(4.0, rel=0.05)
 
@@ -175,11 +176,11 @@ def test_first_and_second_derivatives_of_every_function_are_bounded(name):
         value = Interval(jnp.asarray(ends[0]), jnp.asarray(ends[1]))
         ones, zeros = jnp.ones((200, 1)), jnp.zeros((200, 1, 1))
         jet = jets.Jet(value, Interval(ones, ones), Interval(zeros, zeros))
-        out = jax.jit(lambda: [getattr(jets.function(name)(jet), part) for part in ("first", "second")])()
+        out = hastily(lambda: [getattr(jets.function(name)(jet), part) for part in ("first", "second")])()
         inside = ends[0] + (ends[1] - ends[0]) * rng.random((50, 200))
         one, two = jax.grad(g), jax.grad(jax.grad(g))
-        first, second = (np.asarray(jax.jit(jax.vmap(jax.vmap(f)))(jnp.asarray(inside))) for f in (one, two))
-        image, values = FUNCTIONS[name].image(value), np.asarray(jax.jit(g)(jnp.asarray(inside)))
+        first, second = (np.asarray(hastily(jax.vmap(jax.vmap(f)))(jnp.asarray(inside))) for f in (one, two))
+        image, values = FUNCTIONS[name].image(value), np.asarray(hastily(g)(jnp.asarray(inside)))
     for bound, seen in ((image, values), (out[0], first), (out[1], second)):
         low, high = (np.asarray(end).reshape(-1) for end in bound)
         slack = 1e-9 * (1 + np.abs(seen))
@@ -198,7 +199,7 @@ def test_a_kink_has_no_second_derivative_so_the_pair_is_not_asked():
     near = Reference(from_numpyro(laplace, domain), domain)
     with jax.enable_x64(True):
         anchor = near.at(np.full(1, 0.3), np.eye(1)).anchor
-        lo, hi = jax.jit(near.range)(anchor, jnp.array([0.2]), jnp.array([0.4]), jnp.zeros(1))
+        lo, hi = hastily(near.range)(anchor, jnp.array([0.2]), jnp.array([0.4]), jnp.zeros(1))
     assert not np.isfinite(float(lo)) and not np.isfinite(float(hi))
 
 
