@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput
@@ -105,7 +106,10 @@ def _program(model: Model, domain: dict[str, Domain]) -> _Program:
         record = {name: spec(d.shape, jnp.int32 if d.discrete else jnp.float64) for name, d in domain.items()}
         computed = jax.jit(everything).lower(theta, record).as_text()
         bounded = jax.make_jaxpr(canonical_log_likelihood(model))(theta, record)  # has operations that are only bounded
-    text = repr((model.fingerprint(), _plain(domain), computed, str(bounded)))
+        # A program's text need not show the arrays it holds: two models that differ in one number of a table differ.
+        held = [np.asarray(array) for array in (*jax.make_jaxpr(everything)(theta, record).consts, *bounded.consts)]
+    arrays = [(str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for array in held]
+    text = repr((model.fingerprint(), _plain(domain), computed, str(bounded), arrays))
     return _Program(hashlib.sha256(text.encode()).hexdigest(), model, domain)
 
 

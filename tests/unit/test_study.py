@@ -1,10 +1,13 @@
 """Studies are shared by those who study the same: told by the program, not by the function's name."""
 
+import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 import sfumato as sf
-from sfumato.study import make_study
+from sfumato.model import from_numpyro
+from sfumato.study import _program, make_study
 
 DOMAIN = {"y": sf.Interval(-1.0, 1.0)}
 SCALE = 1.0
@@ -34,6 +37,26 @@ def test_a_global_variable_that_changed_makes_another_study(monkeypatch):
     monkeypatch.setitem(globals(), "SCALE", 2.0)
     after = sf.certify(model, DOMAIN, {"m": 0.0}, {"m": 1.0})
     assert before[1] - before[0] > 3 * (after[1] - after[0])
+
+
+def test_models_that_differ_in_one_number_of_a_table_they_hold_are_two():
+    """However large the table: nothing that was proven for one may be used for the other."""
+
+    def weighted(weights):
+        def model(x):
+            m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+            with numpyro.plate("records", x.shape[0]):
+                numpyro.sample("y", dist.Normal(m, 1.0), obs=x @ weights)
+
+        return model
+
+    domain = {"x": sf.Box(-1.0, 1.0, shape=(3000,))}
+    flat = np.full(3000, 1e-3)
+    other = np.where(np.arange(3000) == 1234, 5.0, flat)
+    digests = [
+        _program(from_numpyro(weighted(jnp.asarray(w)), domain), domain).digest for w in (flat, other, flat.copy())
+    ]
+    assert digests[0] != digests[1] and digests[0] == digests[2]
 
 
 def test_a_family_is_studied_once():
