@@ -378,6 +378,7 @@ def test_replayed_messages_get_the_same_bytes_and_cost_nothing(owner, line):
     assert line.say(pack(Left())) == left
     assert line.code(pack(Ask("q/1", ratio(0.1, 0.12)))) == "other-content"
     assert line.code(pack(Ask("", ratio()))) == "bad-request"
+    assert line.code(pack(Ask("q/1", ratio())).replace(b"q/1", b"q\xff1")) == "bad-request"  # no text at all
     assert line.code(pack(Ask("x" * 300, ratio()))) == "bad-request"
     later = [line.say(pack(Ask(f"q/{i}", ratio()))) for i in (5, 3, 4)]  # reordered: ids, not places, count
     assert len({body for _, body in later}) == 3

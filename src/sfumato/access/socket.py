@@ -7,6 +7,7 @@ else of a short exchange. Its protocol (bytes in, messages out, no socket) does 
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -14,11 +15,11 @@ from typing import Self
 from websockets.client import ClientProtocol
 from websockets.exceptions import WebSocketException
 from websockets.frames import Frame, Opcode
-from websockets.protocol import State
+from websockets.protocol import Event, State
 from websockets.uri import parse_uri
 
 _READ = 1 << 16
-_MESSAGE = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT)
+_HEARD = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT, Opcode.CLOSE)
 
 
 class Socket:
@@ -49,7 +50,7 @@ class Socket:
         self, uri: str, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_size: int, timeout: float
     ) -> None:
         target, until = parse_uri(uri), time.monotonic() + timeout
-        self._protocol, self._frames = ClientProtocol(target, max_size=max_size), list[Frame]()
+        self._protocol, self._events = ClientProtocol(target, max_size=max_size), deque[Event]()
         self._socket: socket.socket = socket.create_connection((target.host, target.port), timeout)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -59,7 +60,7 @@ class Socket:
             request.headers.update(headers)
             self._protocol.send_request(request)
             self._flush()
-            while not self._protocol.events_received() and self._protocol.handshake_exc is None:
+            while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
                 self._read(until)
             if self._protocol.handshake_exc is not None:
                 raise self._protocol.handshake_exc
@@ -84,16 +85,22 @@ class Socket:
         """
         until, parts = time.monotonic() + timeout, list[bytes]()
         while True:
-            while self._frames:
-                frame = self._frames.pop(0)
-                parts.append(bytes(frame.data))
-                if frame.fin:
+            while self._events:
+                event = self._events.popleft()
+                if not isinstance(event, Frame) or event.opcode not in _HEARD:
+                    continue
+                if event.opcode is Opcode.CLOSE:
+                    raise ConnectionResetError("the other side said goodbye")
+                if event.opcode is Opcode.TEXT:
+                    return bytes(event.data).decode("utf-8", "replace")
+                parts.append(bytes(event.data))
+                if event.fin:
                     return parts[0] if len(parts) == 1 else b"".join(parts)
+            if self._protocol.parser_exc is not None:
+                raise ConnectionAbortedError(
+                    f"the other side broke a rule ({type(self._protocol.parser_exc).__name__})"
+                )
             self._read(until)
-            received = [event for event in self._protocol.events_received() if isinstance(event, Frame)]
-            self._frames = [frame for frame in received if frame.opcode in _MESSAGE]
-            if not self._frames and any(frame.opcode is Opcode.CLOSE for frame in received):
-                raise ConnectionResetError("the other side said goodbye")
 
     def close(self) -> None:
         """Say goodbye, if the other side still listens, and hang up."""
@@ -108,16 +115,19 @@ class Socket:
 
     def _read(self, until: float) -> None:
         """Take in what has come; answer pings; notice the end."""
-        self._socket.settimeout(max(until - time.monotonic(), 1e-3))
+        if (rest := until - time.monotonic()) <= 0:
+            raise TimeoutError("no message in time")
+        self._socket.settimeout(rest)
         data = self._socket.recv(_READ)
         if data:
             self._protocol.receive_data(data)
             self._flush()
-            return
-        opening = self._protocol.state is State.CONNECTING
-        self._protocol.receive_eof()
-        if not opening:
-            raise ConnectionResetError("the other side hung up")
+        else:
+            opening = self._protocol.state is State.CONNECTING
+            self._protocol.receive_eof()
+            if not opening:
+                raise ConnectionResetError("the other side hung up")
+        self._events.extend(self._protocol.events_received())
 
     def _flush(self) -> None:
         """Send what the protocol has to say; an empty piece is the end of what it will."""

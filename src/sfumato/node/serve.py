@@ -11,6 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.protocol import State
 
 from sfumato.errors import InvalidInput
 from sfumato.node.config import Limits, OwnerFile, check_listen
@@ -18,7 +19,7 @@ from sfumato.node.service import make_app
 from sfumato.node.state import Node
 
 PING_SECONDS = 20.0
-"""Pings keep a line open through whatever forgets idle ones. An analyst may be busy elsewhere for as long as it may be idle."""
+"""Until a ping, and from its answer to the next. An analyst who is busy elsewhere answers none, for as long as it may be idle."""
 
 
 def server_for(node: Node, *, dev: bool = False) -> uvicorn.Server:
@@ -80,7 +81,7 @@ class Wire(WebSocketsSansIOProtocol):
 
     def handle_bytes(self, event: Frame) -> None:
         """Answer a message here, or hand it on; none overtakes one that was handed on."""
-        plain = event.fin and self.writable.is_set() and not self.close_sent
+        plain = event.fin and self.writable.is_set() and self.conn.state is State.OPEN
         if self._at_once is not None and plain and self.queue.empty():
             reply = self._at_once(bytes(event.data))
             if reply is not None:

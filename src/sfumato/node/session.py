@@ -150,8 +150,8 @@ class Session:
         if self._closed or run.holder is not self or run.closed or not run.chains or not self._bucket.allows():
             return None
         try:
-            ask = _ask.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+            ask = _decoded(_ask, data)
+        except Refusal:
             return None
         if not run.answers_at_once(ask.question):
             return None
@@ -225,5 +225,5 @@ class Session:
 def _decoded(decoder: Any, data: bytes) -> Any:
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal("bad-request", f"msgpack: {type(error).__name__}") from None

@@ -271,7 +271,8 @@ class Desk:
             # Every number has a floor on its price: a rest that does not cover those covers nothing.
             covered = self._rest if self._rest >= self._floor * self._terms.chains else -1
             quote, numbers = self._chain.quote(question, covered)
-        return quote._replace(quanta=max(quote.quanta, self._floor * numbers))
+        # A reply without a number costs as much as one: the ledger keeps nothing that was free.
+        return quote._replace(quanta=max(quote.quanta, self._floor * max(numbers, 1)))
 
     def _quote_release(self, asked: Release) -> tuple[_Quote, int]:
         radius, sigma, study = asked.radius, asked.sigma, self._study
@@ -625,13 +626,13 @@ def _matrix(name: str, rows: Any, count: int, width: int) -> np.ndarray:
 
 def _numbers(name: str, rows: list[list[float]], count: int, width: int) -> list[float]:
     """The same, row after row in one list: a message's own numbers, which need no array before they are packed."""
-    flat = rows[0] if len(rows) == 1 else [x for row in rows for x in row]
     try:
+        flat = rows[0] if len(rows) == 1 else [x for row in rows for x in row]
         fine = len(rows) == count and all(len(row) == width for row in rows) and all(map(isfinite, flat))
     except TypeError:
         fine = False
     if not fine:
-        raise InvalidInput(f"{name} must be {count} rows of {width} finite numbers, got {len(rows)} rows.")
+        raise InvalidInput(f"{name} must be {count} rows of {width} finite numbers.")
     return flat
 
 

@@ -31,10 +31,11 @@ def _folder() -> Path:
 def remember(run_id: str, records: Digested) -> None:
     """Keep the keyed digest of the records a run was started with."""
     key = secrets.token_bytes(32)
+    digest = records.mac(key)  # first: what cannot be digested leaves no file
     path = _folder() / f"{run_id}.mac"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(f"{key.hex()} {records.mac(key)}")
+        file.write(f"{key.hex()} {digest}")
 
 
 def check(run_id: str, records: Digested) -> None:

@@ -290,6 +290,44 @@ def test_replies_come_in_the_order_of_the_questions(alice, folder):
         door._socket.send(encode(Ask(name, RATIO)))
     replies = [door._socket.recv(timeout=60) for _ in names]
     assert [decode_reply(reply[1:]).id for reply in replies] == names
+    # Both in one piece: the text is refused by the session's task, the question could be answered where it is read.
+    raw = door._socket
+    raw._protocol.send_text(b"hello")
+    raw._protocol.send_binary(encode(Ask("q/6", RATIO)))
+    raw._flush()
+    refused, answered = raw.recv(timeout=60), raw.recv(timeout=60)
+    assert msgspec.msgpack.decode(refused[1:])["code"] == "bad-request"
+    assert decode_reply(answered[1:]).id == "q/6"
+    door.close()
+
+
+def test_a_question_with_a_farewell_is_kept_and_ends_in_peace(alice, folder, caplog):
+    _, door = door_for(alice, folder, run_id="farewell")
+    door.begin(WALK)
+    door.ask("q/0", RATIO)
+    left = door.left
+    door._socket._protocol.send_binary(encode(Ask("q/1", RATIO)))
+    door._socket._protocol.send_close()
+    door._socket._flush()
+    door._hang_up()
+    again = door_for(alice, folder, run_id="farewell")[1]
+    again.begin(WALK)
+    answers = [again.ask("q/1", RATIO) for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert again.left == left - answers[0].quanta
+    again.close()
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")]
+
+
+def test_a_question_about_nobody_is_not_free_and_harms_nobody(node, alice, folder):
+    """The ledger takes no answer that cost nothing: one in the journal would keep all others from getting there."""
+    _, door = door_for(alice, folder, run_id="nobody")
+    door.begin(WALK)
+    door.ask("q/0", RATIO)
+    nobody = door.ask("q/1", msgspec.structs.replace(RATIO, asked=[False]))
+    assert nobody.answered == [False] and nobody.quanta > 0
+    node.node.books.journal.fold()
+    assert door.ask("q/2", RATIO).quanta > 0
     door.close()
 
 

@@ -259,16 +259,21 @@ def test_no_record_is_looked_at_for_a_price_that_nothing_is_reserved_for(monkeyp
     with Ledger.in_memory(CAP) as ledger:
         desk = door_of(case, ledger)._desk
         desk.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
-        seen, real = [], engine.LocalEngine.priced_ratio
-        monkeypatch.setattr(engine.LocalEngine, "priced_ratio", lambda *a: seen.append(real(*a).totals) or real(*a))
+        looked, add_up = [], scan._sum_cached
+        monkeypatch.setattr(
+            scan, "_sum_cached", lambda *a: (jax.debug.callback(lambda: looked.append(1)), add_up(*a))[1]
+        )
         desk.answer("first", ratio())  # no block is open: priced, paid, then summed
-        assert [totals is None for totals in seen] == [True, False]
+        jax.effects_barrier()
+        assert len(looked) == 1
         with pytest.raises(BudgetSpent):
             desk.answer("far", ratio(shift=6.0))  # dearer than all there is
-        assert [totals is None for totals in seen[2:]] == [True]
+        jax.effects_barrier()
+        assert len(looked) == 1
         desk.answer("near", ratio())  # the refusal closed the block
         desk.answer("nearer", ratio(shift=0.005))  # the open block covers it: priced and summed at once
-        assert [totals is None for totals in seen[3:]] == [True, False, False]
+        jax.effects_barrier()
+        assert len(looked) == 3
         desk.close()
 
 

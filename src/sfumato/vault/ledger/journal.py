@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sfumato.errors import LedgerError
+from sfumato.errors import LedgerError, SfumatoError
 from sfumato.vault.ledger.account import Account, Block
 from sfumato.vault.ledger.answers import Answer, check_query
 from sfumato.vault.ledger.book import Ledger
@@ -104,7 +104,7 @@ class Journal:
             if len(self._waiting) >= BATCH:
                 # The answer is safe in the file: a ledger that cannot take it now must not keep it from being known as
                 # answered. Whoever settles the block, or reserves the next one, will hear of the trouble.
-                with suppress(LedgerError):
+                with suppress(SfumatoError):
                     self.fold()
 
     def fold(self) -> None:
