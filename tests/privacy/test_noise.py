@@ -130,21 +130,30 @@ def test_values_come_once_and_in_order_across_blocks():
     assert taken.tolist() == list(range(1, 47))
 
 
-def test_threads_never_share_a_value():
+def test_numbers_are_the_values_that_would_be_taken():
+    with NoisePool(Counter(), block=10, depth=2) as pool:
+        handed = [value for k in (1, 0, 3, 300, 7) for value in pool.numbers(k)]
+        assert handed == list(range(1, 312)) and all(type(value) is int for value in handed)
+        assert not set(handed) & set(pool.take(50).tolist())
+
+
+@pytest.mark.parametrize("way", [lambda pool, k: pool.take(k).tolist(), NoisePool.numbers], ids=["take", "numbers"])
+def test_threads_never_share_a_value(way):
     with NoisePool(Counter(), block=97, depth=3) as pool:
         shares: list[list[int]] = [[] for _ in range(8)]
 
         def consume(share: list[int]) -> None:
             for k in (1, 2, 3, 150) * 25:
-                share.extend(pool.take(k).tolist())
+                share.extend(way(pool, k))
 
         threads = [threading.Thread(target=consume, args=(share,)) for share in shares]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        at_hand = list(pool._shelf.hand)
     taken = sorted(value for share in shares for value in share)
-    assert taken == list(range(1, len(taken) + 1))
+    assert sorted(taken + at_hand) == list(range(1, len(taken) + len(at_hand) + 1))
     assert len(taken) == 8 * 25 * 156
 
 
@@ -264,14 +273,17 @@ def test_the_message_names_no_value_of_the_source():
 
 def test_a_closed_pool_gives_nothing_and_keeps_nothing():
     pool = NoisePool(Counter(), block=10)
-    pool.take(3)
-    blocks = list(pool._shelf.blocks)
+    pool.take(3), pool.numbers(3)
+    blocks, hand = list(pool._shelf.blocks), pool._shelf.hand
+    assert hand
     pool.close()
     pool.close()
+    assert not hand
     assert not pool._thread.is_alive()
     assert not any(block.any() for block in blocks)
-    with pytest.raises(NoiseError, match="closed"):
-        pool.take(1)
+    for ask in (pool.take, pool.numbers):
+        with pytest.raises(NoiseError, match="closed"):
+            ask(1)
 
 
 def test_closing_wakes_a_waiting_consumer():
@@ -374,14 +386,15 @@ FORK = """
     from sfumato.vault.gaussian import ExactSource
 
     def child(pool, blocks):
-        try:
-            pool.take(1)
-        except NoiseError as error:
-            assert "build a new pool" in str(error), error
-        else:
-            raise AssertionError("the child got noise")
+        for ask in (pool.take, pool.numbers):
+            try:
+                ask(1)
+            except NoiseError as error:
+                assert "build a new pool" in str(error), error
+            else:
+                raise AssertionError("the child got noise")
         if {hooks}:
-            assert not pool._shelf.blocks, "the child still holds blocks"
+            assert not pool._shelf.blocks and not pool._shelf.hand, "the child still holds values"
             assert not any(block.any() for block in blocks), "the blocks were not wiped"
         pool.close()
         with noise.NoisePool(ExactSource(2.0**50)) as fresh:
@@ -390,7 +403,7 @@ FORK = """
     pool = noise.NoisePool(ExactSource(2.0**50), block=64, depth=2)
     if not {hooks}:
         noise._SHELVES.clear()  # what a fork by native code looks like
-    before = pool.take(10).tolist()
+    before = pool.take(10).tolist() + pool.numbers(10)
     blocks = list(pool._shelf.blocks)
     held, release = threading.Event(), threading.Event()
 
@@ -412,9 +425,9 @@ FORK = """
     os.close(write)
     theirs = eval(b"".join(iter(lambda: os.read(read, 65536), b"")))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    after = pool.take(200).tolist()
+    after = pool.take(200).tolist() + pool.numbers(20)
     assert len(theirs) == 64
-    assert len(set(before + after + theirs)) == 10 + 200 + 64
+    assert len(set(before + after + theirs)) == 20 + 220 + 64
     print("disjoint")
 """
 

@@ -137,6 +137,7 @@ def serve(file: OwnerFile, *, dev: bool = False) -> None:
     check_listen(file.listen, dev=dev)
     # Answers are small: computed in the thread that asks, they need not wait for another one to wake up.
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
+    jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]  # once, not at every answer
     node = Node(file)
     try:
         server = server_for(node, dev=dev)

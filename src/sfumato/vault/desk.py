@@ -51,7 +51,7 @@ from sfumato.vault.langevin import (
 )
 from sfumato.vault.ledger import Account, Block, JournalledAccount
 from sfumato.vault.noise import NoisePool, Source, source_for
-from sfumato.vault.packing import pack_lists, packed, unpack, unpacked
+from sfumato.vault.packing import pack_lists, packed, unpack, unpacked, x64
 
 ROUNDS_PER_BLOCK = 32
 """Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
@@ -370,7 +370,7 @@ def _price_alone(price: Price, chains: int, dim: int) -> Callable[[Asked, int], 
         return packed(charge, widths, *clamp)
 
     def apply(asked: Asked, n: int) -> Priced:
-        with jax.enable_x64(True):
+        with x64():
             reals = [asked.gamma, asked.sigma, *asked.theta, *asked.theta_prop]
             return _read_price(run(pack_lists([n, *asked.asked], reals)), chains)
 
@@ -405,7 +405,7 @@ class _Walk:
             priced = _price_alone(self._price, chains, dim)(asked, self._engine.n)
 
         def answer() -> Answer:
-            noise, totals = self.pools[0].take(chains).tolist(), self._totals(asked, priced)
+            noise, totals = self.pools[0].numbers(chains), self._totals(asked, priced)
             return Answer(terms.gamma, _noisy(totals, noise, priced.admissible), priced.widths, priced.admissible)
 
         return _Quote(priced.charge, answer), sum(priced.admissible)
@@ -493,12 +493,12 @@ class _Family:
         chains = self._terms.chains
         asked = _flags(question.asked, chains)
         direction = _numbers("direction", question.direction, chains, self._dim)
-        with jax.enable_x64(True):
+        with x64():
             row = self._price(self._total, pack_lists(asked, direction))
         (charge,), widths, exact, admissible = unpacked(row, (int, 1), (float, chains), (int, chains), (bool, chains))
 
         def answer() -> Answer:
-            noise = self.pools[1].take(chains).tolist()
+            noise = self.pools[1].numbers(chains)
             return Answer(self._terms.gamma, _noisy(exact, noise, admissible), widths, admissible)
 
         return _Quote(charge, answer), sum(admissible)
@@ -571,13 +571,13 @@ class _Near:
         names = ("theta", "theta_prop", "slope")
         points = [_numbers(name, getattr(question, name), chains, dim) for name in names]
         asked = _flags(question.asked, chains)
-        with jax.enable_x64(True):
+        with x64():
             reals = [gamma, self._terms.sigma, *points[0], *points[1], *points[2]]
             row = self._price(self._anchor, pack_lists([self._engine.n, *asked], reals))
             priced = _read_price(row, chains)
 
         def answer() -> Answer:
-            noise = self.pools[1].take(chains).tolist()
+            noise = self.pools[1].numbers(chains)
             theta, theta_prop, slope = (np.array(x).reshape(chains, dim) for x in points)
             bend = Bend(theta, theta_prop, slope, self._centre, np.array(priced.lo), np.array(priced.hi), gamma)
             totals = self._engine.remainder(bend).tolist()

@@ -20,7 +20,7 @@ from sfumato.vault import lattice, moments, reference, scan
 from sfumato.vault.blocks import Rows
 from sfumato.vault.kinds import count_kinds
 from sfumato.vault.langevin import LangevinQuestion, exact_sum
-from sfumato.vault.packing import pack, pack_lists, packed, unpack, unpacked
+from sfumato.vault.packing import pack, pack_lists, packed, unpack, unpacked, x64
 from sfumato.vault.records import Records, check_precision
 from sfumato.vault.trim import trim
 
@@ -229,7 +229,7 @@ class LocalEngine:
         chains = len(asked.asked)
         if self.rows * chains > FEW_TERMS:
             return None
-        with jax.enable_x64(True):
+        with x64():
             run = self._build(
                 ("priced", asked.gamma, asked.sigma, chains),
                 lambda: _compile_priced(self._question(asked.gamma, chains), price, asked.sigma),

@@ -36,6 +36,9 @@ BLOCK = 4096
 DEPTH = 4
 """Blocks that are kept ahead of use, at the least."""
 
+AT_HAND = 256
+"""Values that `NoisePool.numbers` takes at a time."""
+
 HEALTH_BLOCK = 64
 """Blocks of at least this many draws are refused when constant: at scale 1 an honest one is with chance 2^-83."""
 
@@ -118,6 +121,7 @@ class _Shelf:
         self.pid = os.getpid()
         self.blocks: deque[NDArray[np.int64]] = deque()
         self.used = 0  # values already taken from blocks[0]
+        self.hand: deque[int] = deque()  # values taken and not handed out yet: see `NoisePool.numbers`
         self.error: BaseException | None = None
         self.closed = False
         self.waited = 0.0
@@ -184,6 +188,7 @@ class _Shelf:
         while self.blocks:
             self.blocks.pop().fill(0)
         self.used = 0
+        self.hand.clear()
 
     def close(self) -> None:
         """Wipe the shelf and let the thread end."""
@@ -292,6 +297,18 @@ class NoisePool:
         out = np.empty(k, dtype=np.int64)
         self._shelf.pop_into(out, self._block)
         return out
+
+    def numbers(self, k: int) -> list[int]:
+        """The same values as `take` would give, as Python's own: a small round would wait longer for an array than for them.
+
+        Some are kept at hand in between. Each is still handed out once, and they are wiped with the pool.
+        """
+        self._refuse_other_process()
+        shelf = self._shelf
+        with shelf.changed:
+            if len(shelf.hand) < k:
+                shelf.hand.extend(self.take(max(k, AT_HAND)).tolist())
+            return [shelf.hand.popleft() for _ in range(k)]
 
     def close(self) -> None:
         """Wipe what is left and end the thread. Closing twice is harmless."""

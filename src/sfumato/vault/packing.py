@@ -1,18 +1,28 @@
 """Many small arrays as one row of 64-bit integers, reals by their bits.
 
-Handing an array to a compiled call, or taking one out of it, costs about as much as a small round computes; one of each does.
+Handing an array to a compiled call, or taking one out of it, costs about as much as a small round computes; one of each does. So
+does JAX's switch to 64 bits: `x64` throws it only where it is off.
 """
 
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 Array: TypeAlias = Any
+
+_AS_IT_IS: AbstractContextManager[Any] = nullcontext()
+
+
+def x64() -> AbstractContextManager[Any]:
+    """64 bits within: as it is where they are on for the whole process, as in a node's."""
+    return _AS_IT_IS if jax.config.jax_enable_x64 else jax.enable_x64(True)  # type: ignore[attr-defined]
 
 
 def pack(*parts: np.ndarray | np.float64 | int) -> np.ndarray:
@@ -56,7 +66,7 @@ def _traced_bits(part: Array) -> Array:
 def unpacked(row: Array, *parts: tuple[type, int]) -> list[list[Any]]:
     """Inverse of `packed`, as Python's own numbers: each part by its type and how many there are of it."""
     letters = "".join(f"{size}{'d' if kind is float else 'q'}" for kind, size in parts)
-    numbers, out, at = struct.unpack(f"={letters}", np.asarray(row).data), [], 0
+    numbers, out, at = struct.unpack(f"={letters}", row), [], 0
     for kind, size in parts:
         piece = numbers[at : at + size]
         at += size
