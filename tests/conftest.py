@@ -3,8 +3,8 @@
 Two thirds of the suite's time would be XLA compiling programs that run for a moment. Its older emitters, at the lowest level that
 still vectorises, take a third of the time (``XLA_FLAGS= make test`` tests what a user runs). And what one test compiled, the
 next one finds: kept beside the sources, keyed by program and version, so that both workers share it and a second run is faster.
-Of the rest, a tenth would be notes on where in the sources each operation came from, which nobody reads here, and looking for
-garbage, of which there is next to none among a million small objects that stay.
+Of the rest, a few per cent would be notes on where in the sources each operation came from, which nobody reads here, and
+looking for garbage, of which there is next to none among a million small objects that stay.
 """
 
 import gc

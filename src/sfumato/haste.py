@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 HASTE: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Without LLVM's optimisations, by XLA's older emitters: a third of the time to compile, the same numbers but for rounding."""
+"""Without LLVM's optimisations, by XLA's older emitters: a plan compiles in half the time, the same numbers but for rounding."""
 
 
 def hastily(function: Callable[..., Any]) -> Any:
