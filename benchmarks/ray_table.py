@@ -86,8 +86,10 @@ def side(which: str, folder: str, chains: int, steps: int, repeats: int) -> None
         from sfumato.access.rounds import Rounds
         from sfumato.vault.desk import Desk
         from sfumato.vault.ray_engine import RayEngine
+        from sfumato.vault.ray_shards import RayShards
 
-        engine = RayEngine(sf.RayTable(f"{folder}/*.parquet", workers=2), study)
+        shards = RayShards(sf.RayTable(f"{folder}/*.parquet", workers=2), study.domain)
+        engine = RayEngine(shards, study, own=True)
         desk = Desk(engine, study, account)
         facts = facts_of(study, desk, "a", 1.0, 1e-6, 1.0, "refuse", "float64", True)
         access = Rounds(study.model, [LocalDoor(desk, facts, engine=engine)], run_id="bench")
@@ -105,7 +107,7 @@ def side(which: str, folder: str, chains: int, steps: int, repeats: int) -> None
         states = State(theta, jax.vmap(study.model.log_prior)(theta), jnp.ones((chains, DIM)))
     access.begin(kernel, 2.0, states)
     states = access.chunk(states, stream.peek(kernel, steps), 1, 2**55).states  # compiles
-    actors = engine._actors if which == "ray" else []
+    actors = shards._actors if which == "ray" else []
     times, work, memory = [], [], [resident()]
     for _ in range(repeats):
         began, worked = time.perf_counter(), processor(actors)
