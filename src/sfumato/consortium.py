@@ -390,9 +390,24 @@ def resume_owners(
         _check_bounds(doors, terms["bounds"])
         rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=chain.steps)
         stack.callback(rounds.close)
+        if chain.releases:
+            _check_paid([door for party, door in zip(found, doors, strict=True) if isinstance(party, Remote)])
         if not chain.steps:
             _bring_inside(chain, rounds.theta_bound)
         return _finish(chain, Table(found, studies, rounds), terms, kept, tick)
+
+
+def _check_paid(doors: Sequence[Door]) -> None:
+    """Refuse a node whose account of this run is untouched: what the run released was paid for somewhere else.
+
+    Another analyst's token, or a ledger that was made anew: with a whole cap of its own the statement would promise too much.
+    """
+    for door in doors:
+        if door.left >= door.facts.cap:
+            raise CheckpointError(
+                f"a run goes on with the account that it paid from, and {door.name!r} has nothing spent on this run under your "
+                "token; connect as the analyst who began it, or start a new run."
+            )
 
 
 def _check_sizes(doors: Sequence[Door], sizes: Mapping[str, int]) -> None:

@@ -224,7 +224,7 @@ def load_model(reference: str, base: Path) -> Any:
     if not file or not function.isidentifier() or path.suffix != ".py":
         raise InvalidInput(f'model must name a file and a function, like "model.py:logistic"; got {reference!r}.')
     if not path.is_file():
-        raise InvalidInput(f"no model file at {path}; the path in [study] model starts from {base}.")
+        raise InvalidInput(f"no model file at '{path}'; the path of a study's model starts from the folder '{base}'.")
     spec = spec_from_file_location(f"sfumato_study_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{path} cannot be imported as Python; check the file.")

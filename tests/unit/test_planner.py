@@ -1,6 +1,7 @@
 """Forecasts are honest: before any release within a factor 4, after the pilot within a factor 1.5."""
 
 import re
+from dataclasses import replace
 
 import arviz
 import jax.numpy as jnp
@@ -123,6 +124,15 @@ def test_a_weak_plan_is_refused_before_money_is_spent_with_three_ways_out(tmp_pa
     assert caught.value.plan.weak
     for part in ("epsilon of about", "records at the same", "fewer chains", "force=True"):
         assert part in message
+
+
+def test_what_is_advised_after_a_pilot_is_more_than_what_was_refused():
+    plan = sf.plan(sf.families.Bernoulli(), n=3000, epsilon=0.8, delta=1e-6, chains=4)
+    for left, ess in ((0.9, 19.9), (0.9, 12.0), (1.0, 19.99)):
+        with pytest.raises(PlanTooWeak) as caught:
+            replace(plan, mu=plan.mu * left**0.5, forecast_ess=ess).refuse_if_weak()
+        advised = float(str(caught.value).partition("epsilon of about ")[2].split()[0])
+        assert advised > 0.8 and f"promises {ess:.3g}" in str(caught.value)
 
 
 def test_a_ledger_without_room_refuses_a_run_before_it_starts(tmp_path):

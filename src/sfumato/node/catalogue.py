@@ -29,7 +29,7 @@ CATALOGUE: dict[str, Entry] = {
     "other-content": Entry(409, "This query id was answered for another content."),
     "other-terms": Entry(409, "This run was opened with other terms."),
     "run-too-small": Entry(400, "The budget of a run must be a larger part of the node's."),
-    "budget-spent": Entry(409, "The budget for this is spent."),
+    "budget-spent": Entry(409, "The budget for this is spent, or smaller than what was asked for."),
     "paused": Entry(503, "The owner has paused this node."),
     "revoked": Entry(403, "The owner has revoked this token."),
     "too-large": Entry(413, "The message is larger than this node takes."),

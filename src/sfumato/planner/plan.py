@@ -103,11 +103,12 @@ class Plan:
         if not self.weak:
             return
         factor = ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
-        epsilon = gdp.epsilon(min(self.mu * factor**0.5, 60.0), self.delta)
+        whole = max(self.mu, float(gdp.mu(self.epsilon, self.delta)))  # after a pilot, mu is what is left
+        epsilon = float(gdp.epsilon(min(whole * factor**0.5, 60.0), self.delta))
         raise PlanTooWeak(
             f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
-            f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.2g}. Three ways "
-            f"out: epsilon of about {epsilon:.2g} on the same records; about {int(self.n * factor):,} records at the same "
+            f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. Three ways "
+            f"out: epsilon of about {1.1 * epsilon:.2g} on the same records; about {int(self.n * factor):,} records at the same "
             "epsilon; fewer chains, a simpler model or a tighter domain. force=True samples all the same"
             + (
                 "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."

@@ -281,6 +281,26 @@ def test_the_first_ratio_does_not_hold_up_the_others(node, alice, folder, monkey
     door.close()
 
 
+def test_a_run_goes_on_as_the_analyst_who_began_it(node, folder, tmp_path):
+    """Under another token it would have a whole cap of its own, and its statement would promise too much."""
+    alice, bob = (connect(node.url, token=folder[1][who]) for who in ("alice", "bob"))
+    model, kept = load(folder[0], "coin"), tmp_path / "kept"
+    asked = {
+        "epsilon": 0.5,
+        "delta": 1e-6,
+        "chains": 2,
+        "seed": 3,
+        "kernel": "guided",
+        "force": True,
+        "progress": False,
+    }
+    run = sf.sample(model, alice, iterations=5, checkpoint=kept, **asked)
+    with pytest.raises(CheckpointError, match="analyst who began it"):
+        sf.resume(kept, bob, model=model, progress=False)
+    again = sf.resume(kept, alice, model=model, progress=False)
+    assert np.array_equal(again.transcript["theta"], run.transcript["theta"])
+
+
 def test_replies_come_in_the_order_of_the_questions(alice, folder):
     """A question that compiles goes to a thread; those behind it, which could be answered at once, wait their turn."""
     _, door = door_for(alice, folder, run_id="pipelined")
