@@ -68,15 +68,18 @@ def serve(
         made = {"owner": book.add("dev-owner", "owner", days=1), "analyst": book.add("dev-analyst", days=1)}
     scheme = "https" if file.listen.certificate else "http"
     address = f"{scheme}://{file.listen.host}:{file.listen.port}"
-    if as_json:
-        endings.write_json({"ok": True, "address": address, "tokens": made})
-    else:
+
+    def announce() -> None:
+        if as_json:
+            endings.write_json({"ok": True, "address": address, "tokens": made})
+            return
         typer.echo(f"{file.name}: {address} (console in a browser; Ctrl-C ends)")
         for kind, token in made.items():
             typer.echo(f"  {kind}'s token, for a day: {token}")
         if dev and not file.listen.certificate:
             typer.echo("  --dev: without TLS; never let this face a network you do not trust.")
-    run(file, dev=dev)
+
+    run(file, dev=dev, announce=announce)
 
 
 @tokens.command()

@@ -132,8 +132,8 @@ def protocol_for(limits: Limits) -> type[HttpToolsProtocol]:
     return Limited
 
 
-def serve(file: OwnerFile, *, dev: bool = False) -> None:
-    """Serve until told to stop."""
+def serve(file: OwnerFile, *, dev: bool = False, announce: Callable[[], None] = lambda: None) -> None:
+    """Serve until told to stop; `announce` is called once records, studies and ledger are in order."""
     check_listen(file.listen, dev=dev)
     # Answers are small: computed in the thread that asks, they need not wait for another one to wake up.
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
@@ -148,4 +148,5 @@ def serve(file: OwnerFile, *, dev: bool = False) -> None:
     node.log.event("start", what=f"{scheme}://{file.listen.host}:{file.listen.port}", studies=list(node.studies))
     gc.collect()
     gc.freeze()  # what is here now stays: the collector need not look through all of it again and again
+    announce()
     server.run()
