@@ -108,7 +108,7 @@ def sweep(rounds: int) -> None:
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 WANTED = 1.4
-DIM, CHAINS, SLICE = 4, 4, 10
+DIM, CHAINS, SLICE = 4, 4, 32
 OWNER = """
 name = "{name}"
 log = "node.log"

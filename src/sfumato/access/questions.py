@@ -13,8 +13,10 @@ import msgspec
 Vector: TypeAlias = list[float]
 Matrix: TypeAlias = list[list[float]]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of these structures; owners and analyst must have the same."""
+AHEAD = 16
+"""Steps whose statistics may be asked for in one message."""
 WALK, LANGEVIN = "walk", "langevin"
 
 
@@ -110,10 +112,11 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     asked: list[bool]
 
 
-class Statistic(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Langevin's first query: the noisy whitened statistic, for every chain afresh."""
+class Statistic(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Langevin's first query: the noisy whitened statistic, for every chain and each of so many steps afresh."""
 
     chains: int
+    steps: int = 1
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -143,7 +146,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     id
         The query it answers.
     gamma, numbers
-        The answer is `gamma` times `numbers`: one number per chain, or per chain and coordinate, row by row.
+        The answer is `gamma` times `numbers`: one number per chain, or per step, chain and coordinate, row by row.
     widths, answered
         Sensitivity charged, one per chain (one for a `Release` or a `Statistic`), and whether the row was answered: one
         that was not asked, or whose range is beyond 64 bits, has width 0 and a number that means nothing.

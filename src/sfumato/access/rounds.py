@@ -5,7 +5,7 @@ Each owner adds its own noise; the answers add up, and so do the variances: the 
 :math:`\sum_i \xi_i = 4/h`: its covariance is fixed, so giving each owner 4/h would make the acceptance ratio wrong.
 
 Query ids follow from the run's id, the step and the kind: a run that reconnects or resumes asks again with the same ids and
-gets the same bytes.
+gets the same bytes. Langevin's first query is asked for several steps together (`ahead`).
 """
 
 import time
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.access.ahead import Statistics
 from sfumato.access.base import Door
 from sfumato.access.questions import (
     LANGEVIN,
@@ -31,7 +32,6 @@ from sfumato.access.questions import (
     Release,
     Remainder,
     Reply,
-    Statistic,
     Terms,
 )
 from sfumato.access.wire import PASSING
@@ -135,6 +135,8 @@ class Rounds:
         self._chain: _WalkRounds | _LangevinRounds | _ReferenceRounds | None = None
         self._failure: Exception | None = None
         self._left = 0
+        self._ahead: Statistics | None = None
+        self._end, self._per_step = step, 0.0  # of the chunk under way: its last step, what a step is expected to cost
 
     @property
     def doors(self) -> list[Door]:
@@ -218,12 +220,13 @@ class Rounds:
             time.sleep(PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _query_id(self, kind: str) -> str:
-        return f"{self._run_id}/{self.step}/{kind}"
+    def ask_step(self, kind: str, question: Question, size: int, gamma: float) -> Added:
+        """Ask all owners about the step under way, and add their answers."""
+        return self.add(f"{self.step}/{kind}", question, size, gamma)
 
-    def _add(self, kind: str, question: Question, size: int, gamma: float) -> Added:
+    def add(self, name: str, question: Question, size: int, gamma: float) -> Added:
         """Ask all owners one question and add their answers."""
-        query_id = self._query_id(kind)
+        query_id = f"{self._run_id}/{name}"
         rows = len(question.asked) if isinstance(question, Ratio | Correction | Remainder) else 1
 
         def ask(door: Door, number: int) -> Reply:
@@ -239,6 +242,16 @@ class Rounds:
             np.stack([np.array(r.widths, float) for r in replies], axis=-1),
             extra,
         )
+
+    def statistics(self) -> np.ndarray:
+        """Langevin's noisy statistics of the step under way, a row for each chain."""
+        if self._ahead is None:
+            raise RuntimeError("only Langevin asks for statistics.")
+        return self._ahead.at(self.step, self._end, self._affordable)
+
+    def _affordable(self, steps: int) -> bool:
+        """Whether every owner's budget reaches for so many steps more, as far as is known."""
+        return self._left - max(self._spent) >= steps * self._per_step
 
     # -- the pilot ------------------------------------------------------------------------------------------------
 
@@ -292,6 +305,14 @@ class Rounds:
                     f"{self._doors[0].name!r}; nothing was asked of the chain.",
                     owner=door.name,
                 )
+        self._ahead = None
+        if isinstance(kernel, Langevin):
+
+            def ask(name: str, question: Question, size: int) -> np.ndarray:
+                return self.add(name, question, size, first_gamma).numbers
+
+            self._ahead = Statistics(ask, chains, len(kernel.matrix))
+            self._left = self.left
         with jax.enable_x64(True):
             if isinstance(kernel, ReferenceLangevin):
                 self._chain = _ReferenceRounds(self, self._model, kernel, sigma, gamma, first_gamma)
@@ -311,6 +332,8 @@ class Rounds:
         rows: list[Rows] = []
         self._spent = [0] * len(self._doors)
         paid = list(self._spent)
+        self._per_step = expected / limit
+        self._end = self.step + limit
         with jax.enable_x64(True):
             for i in range(limit):
                 draw = Draw(*(np.asarray(part)[i] for part in draws))
@@ -419,7 +442,7 @@ class _WalkRounds:
         if asked.any():
             asked_there = np.where(asked[:, None], there, theta)
             question = Ratio(theta=theta.tolist(), theta_prop=asked_there.tolist(), asked=asked.tolist())
-            answer = self._rounds._add("ratio", question, len(asked), self._gamma)
+            answer = self._rounds.ask_step("ratio", question, len(asked), self._gamma)
         d_n_noisy = np.where(answer.answered, answer.numbers.astype(np.float64) * self._gamma, np.nan)
         sigma = _total_sigma(self._sigma, answer.extra_variance)
         moved, accepted = self._decide(states, draw, theta_prop, log_prior_prop, d_n_noisy, answer.answered, sigma)
@@ -442,7 +465,7 @@ class _LangevinRounds:
         self, rounds: Rounds, model: Model, kernel: Langevin, sigma: float, gamma: float, first_gamma: float,
         middle: np.ndarray,
     ) -> None:  # fmt: skip
-        self._rounds, self._sigma, self._gamma, self._first_gamma = rounds, sigma, gamma, first_gamma
+        self._rounds, self._sigma, self._gamma = rounds, sigma, gamma
         self._shift = jnp.asarray(rounds.n * middle.astype(np.float64) * first_gamma)
         shift = self._shift
 
@@ -476,16 +499,15 @@ class _LangevinRounds:
         self._propose, self._decide = propose, decide
 
     def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
-        chains, dim = states.theta.shape
-        first = self._rounds._add("statistic", Statistic(chains=chains), chains * dim, self._first_gamma)
+        chains = len(states.theta)
         t_noisy, theta_prop, log_prior_prop, log_ratio, direction, possible = self._propose(
-            states, first.numbers.reshape(chains, dim)
+            states, self._rounds.statistics()
         )
         asked = self._rounds.may_ask(theta_prop, possible)
         answer = _nothing(chains, len(self._rounds.doors))
         if asked.any():
             question = Correction(direction=np.asarray(direction).tolist(), asked=asked.tolist())
-            answer = self._rounds._add("correction", question, chains, self._gamma)
+            answer = self._rounds.ask_step("correction", question, chains, self._gamma)
         moved, d_n_noisy, accepted = self._decide(
             states, draw, theta_prop, log_prior_prop, log_ratio, direction, answer.numbers, answer.answered
         )
@@ -508,7 +530,7 @@ class _ReferenceRounds:
     def __init__(
         self, rounds: Rounds, model: Model, kernel: ReferenceLangevin, sigma: float, gamma: float, first_gamma: float
     ) -> None:
-        self._rounds, self._sigma, self._gamma, self._first_gamma = rounds, sigma, gamma, first_gamma
+        self._rounds, self._sigma, self._gamma = rounds, sigma, gamma
 
         # As in the compiled loop (`vault.reference.ask`): the reference point as numbers, chain by chain.
         @jax.jit
@@ -541,9 +563,8 @@ class _ReferenceRounds:
         )
 
     def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
-        chains, dim = states.theta.shape
-        first = self._rounds._add("statistic", Statistic(chains=chains), chains * dim, self._first_gamma)
-        t_noisy, move = self._propose(states.theta, first.numbers.reshape(chains, dim), *self._place)
+        chains = len(states.theta)
+        t_noisy, move = self._propose(states.theta, self._rounds.statistics(), *self._place)
         theta_prop, log_prior_prop, log_ratio, slope, possible = move
         asked, theta = self._rounds.may_ask(theta_prop, possible), np.asarray(states.theta)
         answer = _nothing(chains, len(self._rounds.doors))
@@ -552,7 +573,7 @@ class _ReferenceRounds:
             question = Remainder(
                 theta=theta.tolist(), theta_prop=there.tolist(), slope=along.tolist(), asked=asked.tolist()
             )
-            answer = self._rounds._add("remainder", question, chains, self._gamma)
+            answer = self._rounds.ask_step("remainder", question, chains, self._gamma)
         d_n_noisy = np.where(answer.answered, answer.numbers.astype(np.float64) * self._gamma, np.nan)
         moved, accepted = self._decide(states, draw, theta_prop, log_prior_prop, log_ratio, d_n_noisy, answer.answered)
         row = Rows(

@@ -162,7 +162,7 @@ class Session:
             reply = run.desk.answer_bytes(ask.id, ask.question)
         except Exception as error:
             return self._refuse(error)
-        node.metrics.answered(run.study.name, run.chains)
+        node.metrics.answered(run.study.name, run.numbers(ask.question))
         return FINE + reply
 
     async def _answer(self, data: bytes) -> bytes:
@@ -180,7 +180,7 @@ class Session:
             await self.node.tick.wait()
         if self.node.paused:
             raise Refusal("paused")  # it is kept: the same id gets it later
-        self.node.metrics.answered(run.study.name, run.chains or 1)
+        self.node.metrics.answered(run.study.name, run.numbers(ask.question))
         return reply
 
     def _held(self) -> ActiveRun:

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import msgspec
 
 from sfumato import __version__
-from sfumato.access.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Terms
+from sfumato.access.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Release, Statistic, Terms
 from sfumato.access.wire import Handshake, Open
+from sfumato.model import derivatives
 from sfumato.node import tokens
 from sfumato.node.books import Books
 from sfumato.node.catalogue import Refusal
@@ -104,6 +105,13 @@ class ActiveRun:
         have to wait for.
         """
         return self._light and not self._elsewhere and self.desk.is_warm(question)
+
+    def numbers(self, question: Question) -> int:
+        """How many numbers answer a question."""
+        dim = len(self.facts.coordinates)
+        if isinstance(question, Statistic):
+            return self.chains * question.steps * dim
+        return derivatives.size(question.what, dim) if isinstance(question, Release) else self.chains
 
     @contextmanager
     def on_a_thread(self) -> Iterator[None]:

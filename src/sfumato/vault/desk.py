@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from sfumato.access.questions import (
+    AHEAD,
     LANGEVIN,
     WALK,
     Agreed,
@@ -477,17 +478,13 @@ class _Family:
         raise InvalidInput(f"Langevin asks for statistics and corrections, got a {type(question).__name__}.")
 
     def _quote_statistic(self, question: Statistic) -> tuple[_Quote, int]:
-        chains, dim = self._terms.chains, self._dim
-        if question.chains != chains:
-            raise InvalidInput(f"this chain began with {chains} chains, got a question for {question.chains}.")
-
-        total = self._summed
+        rows, dim, total = _statistics(question, self._terms.chains), self._dim, self._summed
 
         def answer() -> Answer:
-            noise = self.pools[0].take(chains * dim).reshape(chains, dim)
+            noise = self.pools[0].take(rows * dim).reshape(rows, dim)
             return Answer(self._terms.proposal_gamma, (total + noise).ravel().tolist(), self._diameter, _YES)
 
-        return _Quote(self._first * chains, answer), chains * dim
+        return _Quote(self._first * rows, answer), rows * dim
 
     def _quote_correction(self, question: Correction) -> tuple[_Quote, int]:
         chains = self._terms.chains
@@ -556,15 +553,13 @@ class _Near:
         )
 
     def _quote_statistic(self, question: Statistic) -> tuple[_Quote, int]:
-        chains, dim = self._terms.chains, self._dim
-        if question.chains != chains:
-            raise InvalidInput(f"this chain began with {chains} chains, got a question for {question.chains}.")
+        rows, dim = _statistics(question, self._terms.chains), self._dim
 
         def answer() -> Answer:
-            noise = self.pools[0].take(chains * dim).reshape(chains, dim)
+            noise = self.pools[0].take(rows * dim).reshape(rows, dim)
             return Answer(self._terms.proposal_gamma, (self._total + noise).ravel().tolist(), self._diameter, _YES)
 
-        return _Quote(self._first * chains, answer), chains * dim
+        return _Quote(self._first * rows, answer), rows * dim
 
     def _quote_remainder(self, question: Remainder) -> tuple[_Quote, int]:
         chains, dim, gamma = self._terms.chains, self._dim, self._terms.gamma
@@ -634,6 +629,15 @@ def _numbers(name: str, rows: list[list[float]], count: int, width: int) -> list
     if not fine:
         raise InvalidInput(f"{name} must be {count} rows of {width} finite numbers.")
     return flat
+
+
+def _statistics(question: Statistic, chains: int) -> int:
+    """How many statistics are asked for: one for each chain and step."""
+    if question.chains != chains:
+        raise InvalidInput(f"this chain began with {chains} chains, got a question for {question.chains}.")
+    if not 1 <= question.steps <= AHEAD:
+        raise InvalidInput(f"statistics are given for 1 to {AHEAD} steps at a time, got {question.steps}.")
+    return chains * question.steps
 
 
 def _flags(asked: list[bool], chains: int) -> list[bool]:

@@ -298,7 +298,9 @@ def test_a_node_starts_a_cluster_that_nobody_else_can_reach_and_ends_it_with_its
             load(tmp_path, "coin"), connect(running.url, token=tokens["alice"]), epsilon=4.0, delta=1e-6, chains=2,
             kernel="guided", max_iterations=5, pilot_share=0.0, guess={"p": 0.3}, force=True, progress=False,
         )  # fmt: skip
-        assert (run.iterations, run.privacy.n) == (5, PEOPLE)
+        # The plan spends the whole budget in five steps: dear proposals may leave nothing for the last.
+        assert run.privacy.n == PEOPLE
+        assert 1 <= run.iterations <= 5
         family = descendants(running.process.pid)
         names = " ".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in family)
         assert "raylet" in names and "gcs_server" in names and "ray::Worker" in names

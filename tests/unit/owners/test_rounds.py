@@ -71,15 +71,18 @@ def states_of(case, stream):
         return State(theta, jax.vmap(case.study.model.log_prior)(theta), directions, pending)
 
 
-def drive(case, access, stream, sizes):
+def drive(case, access, stream, sizes, expected=2**58):
     """Some chunks; the transcript in one piece."""
     states, parts = states_of(case, stream), []
     access.begin(case.kernel, case.sigma, states)
     for size in sizes:
-        chunk = access.chunk(states, stream.peek(case.kernel, size), size, 2**58)
-        states = chunk.states
-        stream.consume(chunk.steps)
-        parts.append(chunk.transcript)
+        left = size
+        while left:
+            chunk = access.chunk(states, stream.peek(case.kernel, size), left, expected)
+            states, left = chunk.states, left - chunk.steps
+            stream.consume(chunk.steps)
+            parts.append(chunk.transcript)
+            assert access.left >= 0  # asked after every chunk, as the sampler does
     access.close()
     names = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted", "t_noisy")
     return {
