@@ -93,7 +93,9 @@ def lying(monkeypatch, liar, lie, after=0):
 def test_langevin_on_any_model_over_nodes_until_one_of_them_lies(nodes, owners, monkeypatch):
     """Each pays from its own account; the liar is named, nothing of the lie is used, and what was drawn before is there."""
     steps = 6
-    lying(monkeypatch, nodes[1].node, LIES["not a number"], after=1 + steps)  # many steps' statistics, a question a step
+    lying(
+        monkeypatch, nodes[1].node, LIES["not a number"], after=1 + steps
+    )  # many steps' statistics, a question a step
     with pytest.raises(BadAnswer, match="'Birch' sent") as caught:
         sf.sample(
             load(nodes[0].folder, "coin"), owners, epsilon=2.0, delta=1e-6, kernel="langevin", max_iterations=40, chains=2,
