@@ -26,6 +26,7 @@ from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
 from sfumato.families.langevin import public_part
+from sfumato.haste import hastily
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.model import Model
 from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
@@ -346,15 +347,18 @@ def _build_kernel(study: Study, plan: Plan) -> Kernel | Langevin:
 def _start(study: Study, plan: Plan, stream: PublicStream, pilot: Mapping[str, Any]) -> Chain:
     """Starting states, one per chain, drawn from the picture of the posterior."""
     kernel = _build_kernel(study, plan)
-    with jax.enable_x64(True):
-        theta = jnp.asarray(stream.starts(plan.picture.centre, plan.picture.start))
-        log_prior = jax.vmap(study.model.log_prior)(theta)
-        centre = jnp.broadcast_to(jnp.asarray(plan.picture.centre), theta.shape)
-        outside = ~jnp.isfinite(log_prior)[:, None]
-        theta = jnp.where(outside, centre, theta)
-        directions = jnp.asarray(stream.directions(plan.matrix.shape[1]))
+    log_prior = jax.vmap(study.model.log_prior)
+
+    @hastily
+    def states_at(theta: Any, centre: Any, directions: Any) -> State:
+        outside = ~jnp.isfinite(log_prior(theta))[:, None]
+        theta = jnp.where(outside, jnp.broadcast_to(centre, theta.shape), theta)
         pending = jnp.full(theta.shape, jnp.nan, theta.dtype) if isinstance(kernel, Langevin) else None
-        states = State(theta, jax.vmap(study.model.log_prior)(theta), directions, pending)
+        return State(theta, log_prior(theta), directions, pending)
+
+    with jax.enable_x64(True):
+        theta = stream.starts(plan.picture.centre, plan.picture.start)
+        states = states_at(theta, plan.picture.centre, stream.directions(plan.matrix.shape[1]))
     coordinates = sum(len(r["answer"]) for r in pilot["releases"])
     return Chain(study, plan, kernel, stream, states, releases=coordinates, pilot=dict(pilot))
 
@@ -527,7 +531,7 @@ def make_run(
     """A run from what was released."""
     model = chain.study.model
     with jax.enable_x64(True):
-        constrained = jax.jit(jax.vmap(jax.vmap(model.constrain)))(jnp.asarray(transcript["theta"]))
+        constrained = jax.jit(jax.vmap(jax.vmap(model.constrain)))(jax.device_put(transcript["theta"]))
         draws = {name: np.asarray(value) for name, value in constrained.items()}
     return Run(
         draws=draws,

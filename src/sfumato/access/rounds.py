@@ -466,7 +466,7 @@ class _LangevinRounds:
         middle: np.ndarray,
     ) -> None:  # fmt: skip
         self._rounds, self._sigma, self._gamma = rounds, sigma, gamma
-        self._shift = jnp.asarray(rounds.n * middle.astype(np.float64) * first_gamma)
+        self._shift = jax.device_put(rounds.n * middle.astype(np.float64) * first_gamma)
         shift = self._shift
 
         @jax.jit

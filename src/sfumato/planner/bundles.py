@@ -54,7 +54,7 @@ def picture_from_copies(
 
 
 def _expected(family: Family, model: Model, n: int, centre: np.ndarray) -> np.ndarray:
-    covariance = hastily(lambda t: family.covariance(model.constrain(t)))(jnp.asarray(centre))
+    covariance = hastily(lambda t: family.covariance(model.constrain(t)))(jax.device_put(centre))
     jacobian = natural_jacobian(family, model, centre)
     return forecast.positive(n * jacobian.T @ np.asarray(covariance) @ jacobian)
 
@@ -74,13 +74,13 @@ def _plug_in(
         return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
     centre, _ = noise_aware.find_mode(density, starts)
-    curvature = -np.nan_to_num(np.asarray(hastily(jax.hessian(given))(jnp.asarray(centre))))
+    curvature = -np.nan_to_num(np.asarray(hastily(jax.hessian(given))(jax.device_put(centre))))
     return centre, forecast.positive(curvature)
 
 
 def natural_jacobian(family: Family, model: Model, theta: np.ndarray) -> np.ndarray:
     """Derivative of the natural parameter in theta, shape (k, d)."""
-    return np.asarray(hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jnp.asarray(theta)))
+    return np.asarray(hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(theta)))
 
 
 def plan_bundles(

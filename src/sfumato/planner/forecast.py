@@ -110,13 +110,13 @@ def assumed_picture(
 
 def mean_information(model: Model, theta: np.ndarray, batch: Mapping[str, Any]) -> np.ndarray:
     """Average information of one record: the mean of minus the hessian, made positive."""
-    mean = np.asarray(compiled.information(model)(jnp.asarray(theta), dict(batch)))
+    mean = np.asarray(compiled.information(model)(jax.device_put(theta), dict(batch)))
     return positive(mean) if np.any(mean) else np.eye(model.dim)
 
 
 def prior_precision(model: Model, theta: np.ndarray) -> np.ndarray:
     """Minus the hessian of the log prior, made positive."""
-    return positive(-np.nan_to_num(np.asarray(compiled.prior_derivatives(model)(jnp.asarray(theta))[1])))
+    return positive(-np.nan_to_num(np.asarray(compiled.prior_derivatives(model)(jax.device_put(theta))[1])))
 
 
 def positive(matrix: np.ndarray, floor: float = 1e-9) -> np.ndarray:
@@ -153,7 +153,7 @@ def mean_square_width(range_: Any) -> WidthSquare:
     def apply(picture: Picture, moves: np.ndarray) -> float:
         spread = np.linalg.cholesky(picture.covariance)
         around = np.random.default_rng(0).standard_normal((len(moves), len(picture.centre))) @ spread.T + picture.centre
-        return float(average(jnp.asarray(around), jnp.asarray(moves)))
+        return float(average(jax.device_put(around), jax.device_put(moves)))
 
     return apply
 
@@ -175,7 +175,7 @@ def limit_ess(
         synthetic.uniform(model, domain, picture.centre),
     ]
     score = compiled.scores(model)
-    scores = np.concatenate([np.asarray(score(jnp.asarray(picture.centre), b)) for b in batches]) @ root
+    scores = np.concatenate([np.asarray(score(jax.device_put(picture.centre), b)) for b in batches]) @ root
     scores = scores[np.isfinite(scores).all(axis=1)]
     scores = np.unique(np.round(scores, 12), axis=0)
     furthest = scores[np.argsort(-np.linalg.norm(scores - scores.mean(0), axis=1))[:400]]
@@ -185,8 +185,8 @@ def limit_ess(
 
 def family_limit_ess(family: Family, model: Model, picture: Picture, mu: float) -> float:
     r"""Give the same limit from the family's own diameter: :math:`A^\top J^\top S`, J the derivative of the natural parameter."""
-    jacobian = hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jnp.asarray(picture.centre))
-    root = jacobian @ jnp.asarray(np.linalg.cholesky(picture.covariance))
+    jacobian = hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(picture.centre))
+    root = jacobian @ jax.device_put(np.linalg.cholesky(picture.covariance))
     return float(mu**2 / max(float(family.whitened_diameter(root)) ** 2, 1e-300))
 
 
@@ -261,10 +261,10 @@ def choose_langevin(
     and :math:`w_2^2/\sigma^2` for the correction, whose mean is taken over typical moves.
     """
     root = np.linalg.cholesky(picture.covariance)
-    first = float(family.whitened_diameter(jnp.asarray(root))) ** 2 / 4
+    first = float(family.whitened_diameter(jax.device_put(root))) ** 2 / 4
     public = public_part(family, model, n)
     z = np.random.default_rng(0).standard_normal((2, 64, len(root)))
-    around = jnp.asarray(picture.centre + z[0] @ root.T)
+    around = jax.device_put(picture.centre + z[0] @ root.T)
     pull = -hastily(jax.grad(public))(jnp.asarray(picture.centre))  # S_n, if the centre is the mode
 
     @hastily
@@ -314,9 +314,9 @@ def choose_reference(
     proven = near.at(picture.centre, root)
     first = proven.gradients.diameter**2
     rng = np.random.default_rng(0)
-    x, noise, miss = (jnp.asarray(rng.standard_normal((PAIRS, dim))) for _ in range(3))
+    x, noise, miss = (jax.device_put(rng.standard_normal((PAIRS, dim))) for _ in range(3))
     kernel = reference_kernel(model, picture, root, 1.0)
-    place = tuple(jnp.asarray(part) for part in (kernel.centre, root, kernel.information, picture.error))
+    place = tuple(jax.device_put(part) for part in (kernel.centre, root, kernel.information, picture.error))
     options = []
     for h in REFERENCE_STEPS:
         square = float(_mean_square(near, model)(*place, proven.anchor, jnp.asarray(h), x, noise, miss))

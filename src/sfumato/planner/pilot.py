@@ -10,7 +10,6 @@ is at stake: a bad pilot costs efficiency, never correctness.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 
 from sfumato.domain import Domain
@@ -96,7 +95,7 @@ def run_pilot(
         if what == "information":
             information, roughness = _information(answer, root, sigma)
             continue
-        slope = np.asarray(compiled.prior_derivatives(model)(jnp.asarray(theta))[0])
+        slope = np.asarray(compiled.prior_derivatives(model)(theta)[0])
         answered.append(Answered(theta, np.linalg.solve(root.T, answer) + slope, np.linalg.inv(root).T * sigma))
         step = answer + root.T @ slope
         move = _bounded(root @ step, prior_sd)
@@ -140,10 +139,10 @@ def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.n
     made_up = forecast.safe_inverse(_precision(model, n, mode, batch, None))
 
     def slope(theta: np.ndarray) -> np.ndarray:
-        scores = np.asarray(compiled.scores(model)(jnp.asarray(theta), dict(batch)))
+        scores = np.asarray(compiled.scores(model)(theta, dict(batch)))
         finite = np.isfinite(scores).all(axis=1)
         total = np.where(finite[:, None], scores, 0.0).sum(axis=0)
-        prior = np.asarray(compiled.prior_derivatives(model)(jnp.asarray(theta))[0])
+        prior = np.asarray(compiled.prior_derivatives(model)(theta)[0])
         return np.asarray(n * total / max(finite.sum(), 1) + prior)
 
     there = slope(mode)
@@ -173,7 +172,7 @@ def _bounded(move: np.ndarray, prior_sd: np.ndarray) -> np.ndarray:
 def _inside(model: Model, theta: np.ndarray, move: np.ndarray) -> np.ndarray:
     """Take the move, halved until it stays where the prior is positive."""
     for _ in range(60):
-        if np.all(np.isfinite(np.asarray(compiled.prior_derivatives(model)(jnp.asarray(theta + move))[1]))):
+        if np.all(np.isfinite(np.asarray(compiled.prior_derivatives(model)(theta + move)[1]))):
             return theta + move
         move = move / 2
     return theta
@@ -195,8 +194,8 @@ def _radius(
     largest in its middle), and what most records say would be cut.
     """
     length = compiled.lengths(model, what)
-    corners = np.asarray(length(jnp.asarray(theta), jnp.asarray(root), synthetic.extreme(domain)))
-    usual = np.asarray(length(jnp.asarray(theta), jnp.asarray(root), dict(batch)))
+    corners = np.asarray(length(theta, root, synthetic.extreme(domain)))
+    usual = np.asarray(length(theta, root, dict(batch)))
     typical = np.nanmax(usual)
     largest = np.nanmax(np.where(np.isfinite(corners), corners, typical))
     return float(max(min(max(largest, typical), 3 * typical), 1e-12))

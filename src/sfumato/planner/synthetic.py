@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sfumato.domain import Domain
@@ -27,7 +26,7 @@ SIZE = 2048
 def uniform(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size: int = SIZE, seed: int = 0) -> Batch:
     """Draw records from the model at theta; or, where it cannot, covariates from the domain and outcomes from the model."""
     if model.sample_records is not None:
-        return model.sample_records(jnp.asarray(theta), jax.random.key(seed), size)
+        return model.sample_records(jax.device_put(theta), jax.random.key(seed), size)
     rng = np.random.default_rng(seed)
     batch = {name: as_model_input(d, d.sample(rng, size)) for name, d in domain.items()}
     return with_outcomes(model, domain, theta, batch, seed)
@@ -83,7 +82,7 @@ def with_outcomes(model: Model, domain: Mapping[str, Domain], theta: np.ndarray,
     if not outcomes or model.observations is None:
         return batch
     size = len(next(iter(batch.values())))
-    drawn = compiled.outcomes(model)(jnp.asarray(theta), jax.random.split(jax.random.key(seed), size), batch)
+    drawn = compiled.outcomes(model)(jax.device_put(theta), jax.random.split(jax.random.key(seed), size), batch)
     out = dict(batch)
     for name, position in outcomes.items():
         column = domain[name]
@@ -99,11 +98,11 @@ def observed_columns(model: Model, theta: np.ndarray, batch: Batch) -> dict[str,
     values_at = compiled.observed_values(model)
     record = {name: values[0] for name, values in batch.items()}
     found: dict[str, int] = {}
-    for position, value in enumerate(values_at(jnp.asarray(theta), record)):
+    for position, value in enumerate(values_at(jax.device_put(theta), record)):
         for name, given in record.items():
             # Two columns may hold equal numbers by chance: the observed one is the one it moves with.
             moved = record | {name: given + np.asarray(1, np.asarray(given).dtype)}
-            followed = values_at(jnp.asarray(theta), moved)[position]
+            followed = values_at(jax.device_put(theta), moved)[position]
             if _same(value, given) and _same(followed, moved[name]):
                 found[name] = position
     return found

@@ -130,7 +130,7 @@ class Certifier:
         rng = np.random.default_rng(0)
         theta = rng.normal(scale=0.5, size=(_PROBES, self.model.dim))
         step = rng.normal(scale=1e-3, size=theta.shape)
-        arguments = jnp.asarray(theta), jnp.asarray(theta + step)
+        arguments = jax.device_put(theta), jax.device_put(theta + step)
         measured = hastily(jax.vmap(blurs))(*arguments)
         weights = np.nan_to_num(np.asarray(measured), nan=1e300, posinf=1e300)
         shares = np.mean(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300), axis=0)

@@ -20,6 +20,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from sfumato.errors import Unsupported
 from sfumato.sensitivity.region import Region
@@ -255,7 +256,7 @@ def _of_points(points: np.ndarray) -> GradientSet:
             break
         block = points_[i : i + 128]
         keep = far + far[i] > best
-        squares = ((block[:, None] - points_[keep][None]) ** 2).sum(-1) if keep.any() else np.zeros(1)
+        squares = cdist(block, points_[keep], "sqeuclidean") if keep.any() else np.zeros(1)
         best = float(np.maximum(best, squares.max() ** 0.5))
     return _guarded(best + 1e-12, points.min(0), points.max(0))
 

@@ -11,6 +11,7 @@ A function of the record alone becomes a new *atom*: one more number of the reco
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -33,6 +34,7 @@ from sfumato.sensitivity.idioms import Step
 from sfumato.sensitivity.interpreter import _inner, _needed
 from sfumato.sensitivity.interval import Array, Interval
 from sfumato.sensitivity.jets import Jet
+from sfumato.sensitivity.moves import move
 from sfumato.sensitivity.region import Region
 from sfumato.sensitivity.shapes import structural_names
 
@@ -199,10 +201,8 @@ class Walk:
         if name not in _IDIOMS and (inner := _inner(equation)) is not None:
             return self.run(inner, operands)
         if all(isinstance(v, np.ndarray) for v in operands) and name not in _IDIOMS:
-            with jax.ensure_compile_time_eval():
-                out = equation.primitive.bind(*(jnp.asarray(v) for v in operands), **equation.params)
-            out = list(out) if equation.primitive.multiple_results else [out]
-            return [v if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else np.asarray(v) for v in out]
+            out = move(partial(equation.primitive.bind, **equation.params), *operands)
+            return list(out) if equation.primitive.multiple_results else [out]
         if name in structural_names():
             return self._structural(lambda *x: equation.primitive.bind(*x, **equation.params), operands)
         if name in _RULES:
@@ -221,8 +221,7 @@ class Walk:
             return list(moved) if isinstance(moved, list) else [moved]
         tables = [self.linear(v).table for v in operands]
         flat = [t.reshape(*t.shape[:-2], -1) for t in tables]
-        with jax.ensure_compile_time_eval():
-            out = jax.vmap(how, in_axes=-1, out_axes=-1)(*(jnp.asarray(f) for f in flat))
+        out = move(jax.vmap(how, in_axes=-1, out_axes=-1), *flat)
         outs = out if isinstance(out, list | tuple) else [out]
         return [Linear(np.asarray(o).reshape(*o.shape[:-1], *tables[0].shape[-2:])) for o in outs]
 

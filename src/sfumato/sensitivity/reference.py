@@ -5,7 +5,6 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sfumato.domain import Domain
@@ -75,7 +74,7 @@ class Reference:
     def _prove_at(self, point: bytes, root: bytes) -> Proven:
         centre = np.frombuffer(point)
         with jax.enable_x64(True):
-            coarse, fine = self._anchors(jnp.asarray(centre))
+            coarse, fine = self._anchors(jax.device_put(centre))
             return Proven(coarse, gradient_set(self.remainder, fine, np.frombuffer(root).reshape(len(centre), -1)))
 
     def gradient(self, theta: Array, record: Mapping[str, Array]) -> Array:

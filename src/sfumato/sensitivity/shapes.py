@@ -1,15 +1,16 @@
 """Moving entries about: every part of an abstract value moves alike."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sfumato.sensitivity import interval as iv
 from sfumato.sensitivity.choices import truth
 from sfumato.sensitivity.interval import Array, Interval
+from sfumato.sensitivity.moves import move
 from sfumato.sensitivity.values import Affine, Const, Curved, Scope, Truth, Value, align, align_slopes, plain
 
 _STRUCTURAL = (
@@ -45,9 +46,9 @@ def _zip_outputs(build: Callable[..., Value], *parts: Any) -> Any:
 
 def _move_constants(apply: Callable[..., Any], values: tuple[Const, ...]) -> Any:
     fixed = all(v.fixed for v in values)
-    with plain(fixed):
-        first = apply(*(v.at[0] for v in values))
-        second = first if fixed else apply(*(v.at[1] for v in values))
+    run = partial(move, apply) if fixed else apply
+    first = run(*(v.at[0] for v in values))
+    second = first if fixed else run(*(v.at[1] for v in values))
     positive = all(v.positive for v in values)
     logs = _moved_logs(apply, values)
     outs = _zip_outputs(lambda a, b: Const((a, b), fixed, positive), first, second)
@@ -74,30 +75,31 @@ def _attach(outs: Any, logs: Any) -> Any:
     return outs
 
 
-def _over_last(apply: Callable[..., Any], *arrays: Array) -> Any:
-    if arrays[0].shape[-1] == 0:
-        shape = jax.eval_shape(apply, *(jnp.zeros(a.shape[:-1]) for a in arrays))
-        if isinstance(shape, list | tuple):
-            return [np.zeros((*s.shape, 0)) for s in shape]
-        return np.zeros((*shape.shape, 0))
-    return jax.vmap(apply, in_axes=-1, out_axes=-1)(*arrays)
+def _over_last(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """The same move for every entry of the last axis, of which there may be none."""
 
+    def run(*arrays: Array) -> Any:
+        if arrays[0].shape[-1]:
+            return jax.vmap(apply, in_axes=-1, out_axes=-1)(*arrays)
+        shape = jax.eval_shape(apply, *(a[..., :0].sum(-1) for a in arrays))
+        return jax.tree.map(lambda s: np.zeros((*s.shape, 0)), shape)
 
-def _numpy(result: Any) -> Any:
-    return [np.asarray(r) for r in result] if isinstance(result, list | tuple) else np.asarray(result)
+    return run
 
 
 def _move_affine(apply: Callable[..., Any], values: list[Affine]) -> Any:
     fixed = all(v.fixed for v in values)
+    columns = _over_last(apply)
+    run, run_columns = (partial(move, apply), partial(move, columns)) if fixed else (apply, columns)
     sides = []
-    for side in (0, 0) if fixed else (0, 1):
+    for side in (0,) if fixed else (0, 1):
+        offset = run(*(v.offset[side] for v in values))
         with plain(fixed):
-            offset = apply(*(v.offset[side] for v in values))
-            coefficients = _over_last(apply, *align(*(jnp.asarray(v.coefficients[side]) for v in values)))
-        sides.append((offset, coefficients))
-    with jax.ensure_compile_time_eval():
-        ids = _numpy(apply(*(jnp.asarray(v.ids) for v in values)))
-        uses = _numpy(_over_last(apply, *align(*(jnp.asarray(v.uses, dtype=int) for v in values))))
+            coefficients = align(*(v.coefficients[side] for v in values))
+        sides.append((offset, run_columns(*coefficients)))
+    sides *= 2 if fixed else 1
+    ids = move(apply, *(v.ids for v in values))
+    uses = move(columns, *align(*(v.uses for v in values)))
     positive = all(v.positive for v in values)
 
     def build(*parts: Array) -> Affine:
@@ -112,9 +114,10 @@ def move_curved(apply: Callable[..., Any], values: list[Curved]) -> Any:
     """Move intervals and slopes."""
     low, high = apply(*(v.bounds.lo for v in values)), apply(*(v.bounds.hi for v in values))
     slopes = align_slopes(*(v.slopes for v in values))
-    slope_low = _over_last(apply, *(s.lo for s in slopes))
+    columns = _over_last(apply)
+    slope_low = columns(*(s.lo for s in slopes))
     exact = all(iv.is_point(s) for s in slopes)
-    slope_high = slope_low if exact else _over_last(apply, *(s.hi for s in slopes))
+    slope_high = slope_low if exact else columns(*(s.hi for s in slopes))
     free, positive = all(v.free for v in values), all(v.positive for v in values)
 
     def build(lo: Array, hi: Array, slo: Array, shi: Array) -> Curved:

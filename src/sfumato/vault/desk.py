@@ -449,9 +449,9 @@ class _Family:
         self._diameter = [(self._first / QUANTA_PER_UNIT) ** 0.5 * terms.proposal_sigma]
         with jax.enable_x64(True):
             self._summed = engine.statistic(question)
-            self._total = jnp.asarray(self._summed)
+            self._total = jax.device_put(self._summed)
             width = scalar_width(question)
-        reach = jnp.asarray(engine.n * np.maximum(hi - lo, 1).astype(np.float64)) * terms.proposal_gamma
+        reach = jax.device_put(engine.n * np.maximum(hi - lo, 1).astype(np.float64)) * terms.proposal_gamma
 
         def price(total: Any, numbers: Any) -> Any:
             asked, direction = unpack(numbers, (bool, (terms.chains,)), (float, (terms.chains, dim)))

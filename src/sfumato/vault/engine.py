@@ -259,7 +259,7 @@ class LocalEngine:
             return kept.here, kept.there, chosen
         question = self._question(1.0, len(theta))  # terms know of no lattice
         score = self._build(("terms", len(theta)), lambda: jax.jit(lambda r, t: scan.terms(question, r, t)))
-        scored = score(self._held(), jnp.asarray(theta))
+        scored = score(self._held(), jax.device_put(theta))
         return scored, scored, np.zeros(len(theta), bool)
 
     def _ratio_blocks(self, spot: Spot) -> Array:
@@ -288,7 +288,7 @@ class LocalEngine:
         with jax.enable_x64(True):
             sums = self._sums(place.gamma)
             run = jax.jit(lambda rows, *at: reference.exact_total(sums, rows, *at))
-            return np.asarray(run(self._held(), *(jnp.asarray(part) for part in place[:4])))
+            return np.asarray(run(self._held(), *(jax.device_put(part) for part in place[:4])))
 
     def remainder(self, bend: Bend) -> np.ndarray:
         """Integer sum of every chain's second-order scalars: one pass, the terms of the last round and the gradients kept."""
@@ -305,7 +305,7 @@ class LocalEngine:
                     ("terms", chains),
                     lambda: jax.jit(jax.vmap(lambda r, theta: reference.terms(sums, r, theta), (None, 0))),
                 )
-                here = there = score(self._held(), jnp.asarray(bend.theta))
+                here = there = score(self._held(), jax.device_put(bend.theta))
                 chosen = np.zeros(chains, bool)
             elif cached and self._kept is not None:
                 here, there = self._kept.here, self._kept.there
@@ -323,7 +323,7 @@ class LocalEngine:
     def _gradients_at(self, sums: _Sums, centre: np.ndarray) -> Array:
         if self._gradients is None or not np.array_equal(self._gradients[0], centre):
             run = jax.jit(lambda rows, at: reference.all_gradients(sums, rows, at))
-            self._gradients = centre, run(self._held(), jnp.asarray(centre))
+            self._gradients = centre, run(self._held(), jax.device_put(centre))
         return self._gradients[1]
 
     # -- housekeeping ---------------------------------------------------------------------------------------------

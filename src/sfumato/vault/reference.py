@@ -13,6 +13,7 @@ this very pair (`sensitivity.remainder`), and the width charged is exactly the c
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -22,6 +23,7 @@ from jax import lax
 
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
+from sfumato.haste import hastily
 from sfumato.kernel import Draw, ReferenceLangevin, State, accepts
 from sfumato.kernel.reference import Advance
 from sfumato.model import Model
@@ -150,7 +152,9 @@ def point_at(question: ReferenceQuestion, kernels: list[ReferenceLangevin]) -> P
     """The reference points of all chains, with what is proven there. One kernel stands for all chains."""
     unique = [_one_point(question, kernel) for kernel in kernels]
     if len(unique) == 1:
-        return jax.tree.map(lambda a: jnp.broadcast_to(a, (question.chains, *jnp.shape(a))), unique[0])
+        alike = hastily(partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (question.chains, *jnp.shape(a)))))
+        one: Point = alike(unique[0])
+        return one
     return jax.tree.map(lambda *a: jnp.stack(a), *unique)
 
 
@@ -162,7 +166,7 @@ def _one_point(question: ReferenceQuestion, kernel: ReferenceLangevin) -> Point:
     centre, matrix, information = (
         jnp.asarray(p, jnp.float64) for p in (kernel.centre, kernel.matrix, kernel.information)
     )
-    return Point(centre, matrix, information, proven.anchor, *map(jnp.asarray, (low, high, cost)))
+    return Point(centre, matrix, information, proven.anchor, *map(jax.device_put, (low, high, cost)))
 
 
 # -- sums over records --------------------------------------------------------------------------------------------------

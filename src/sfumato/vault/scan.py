@@ -191,4 +191,4 @@ def compile_scan(question: Question) -> Callable[..., tuple[Answered, Array]]:
 
 def as_device(draws: Draw) -> Draw:
     """Move a chunk of public random numbers onto the device."""
-    return Draw(*(jnp.asarray(np.asarray(part)) for part in draws))
+    return Draw(*(jax.device_put(np.asarray(part)) for part in draws))

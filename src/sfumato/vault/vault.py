@@ -207,7 +207,7 @@ class Vault:
             size = len(draws.log_u)
             noise = pool.take(size * chains).reshape(size, chains)
             answered, self._kept = compiled(
-                self._records, states, self._kept, draws, jnp.asarray(noise), limit, allowance
+                self._records, states, self._kept, draws, jax.device_put(noise), limit, allowance
             )
             return answered
 
@@ -223,7 +223,7 @@ class Vault:
 
         def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
             size = len(draws.log_u)
-            noise = jnp.asarray(pool.take(size * chains).reshape(size, chains))
+            noise = jax.device_put(pool.take(size * chains).reshape(size, chains))
             return compiled(self._kept, states, draws, noise, limit, allowance)
 
         self._run, self._pools, self._gamma = run, [pool], question.gamma
@@ -242,8 +242,8 @@ class Vault:
 
         def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
             size = len(draws.log_u)
-            noise = jnp.asarray(vectors.take(size * chains * dim).reshape(size, chains, dim))
-            scalar_noise = jnp.asarray(scalars.take(size * chains).reshape(size, chains))
+            noise = jax.device_put(vectors.take(size * chains * dim).reshape(size, chains, dim))
+            scalar_noise = jax.device_put(scalars.take(size * chains).reshape(size, chains))
             return compiled(self._kept, states, draws, noise, scalar_noise, limit, allowance)
 
         self._run, self._pools, self._gamma = run, [vectors, scalars], question.gamma
@@ -276,8 +276,8 @@ class Vault:
 
         def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
             size = len(draws.log_u)
-            noise = jnp.asarray(vectors.take(size * chains * dim).reshape(size, chains, dim))
-            scalar_noise = jnp.asarray(scalars.take(size * chains).reshape(size, chains))
+            noise = jax.device_put(vectors.take(size * chains * dim).reshape(size, chains, dim))
+            scalar_noise = jax.device_put(scalars.take(size * chains).reshape(size, chains))
             totals, gradients, kept = self._kept
             answered, kept = compiled(
                 self._records, point, totals, gradients, states, kept, draws, noise, scalar_noise, limit, allowance
