@@ -223,6 +223,7 @@ def main() -> int:
     models.add_argument("--epsilon", nargs="*", type=float, default=[1.0, 4.0])
     models.add_argument("--draws", type=int, default=50_000, help="NUTS draws of each of two chains")
     models.add_argument("--walk-steps", type=int, default=2_000, help="steps of the walks at the most")
+    models.add_argument("--further", type=int, default=8_000, help="steps of the walks that nobody counts, for tau")
     models.add_argument("--out", type=Path, help="append one JSON line per row")
     parser.add_argument("--seed", type=int, default=0, help="of proposals and decisions; noise has none")
     options = parser.parse_args()

@@ -28,6 +28,7 @@ from numpyro.distributions import Distribution, biject_to
 from sfumato.domain import Domain
 from sfumato.errors import InvalidModel, Unsupported
 from sfumato.families.prior import Joint, Values, as_joint
+from sfumato.haste import hastily
 from sfumato.model import Model, Site
 from sfumato.model.base import Record, check_values
 from sfumato.model.from_numpyro import as_model_input
@@ -234,7 +235,7 @@ class Family(ABC):
     @cached_property
     def _prior_sampler(self) -> Any:
         sample = self.joint_prior().sample
-        return jax.jit(lambda keys: jax.lax.map(sample, keys))  # a loop compiles faster than a vectorised sampler
+        return hastily(lambda keys: jax.lax.map(sample, keys))  # a loop compiles faster than a vectorised sampler
 
     def log_likelihood(self, values: Values, record: Record) -> Array:
         r"""One record's :math:`\varphi(\theta)^\top S(y) + \log g(\theta)`; log h(y), which cancels, is left out."""
