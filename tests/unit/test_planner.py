@@ -172,6 +172,18 @@ def test_the_table_says_everything():
     plan = sf.plan(coin, n=50_000, domain={"y": sf.Binary()}, epsilon=1.0, delta=1e-6, guess={"p": 0.3})
     for part in ("epsilon = 1", "50,000", plan.kernel, "the guess given", "one-shot limit", "pilot"):
         assert part in plan.table()
+    assert str(plan) == plan.table() and "too weak" not in plan.table()
+
+
+def test_a_weak_plan_says_at_its_end_that_sample_refuses_it_and_what_would_do():
+    settings = {"domain": {"y": sf.Binary()}, "delta": 1e-6, "kernel": "guided"}
+    plan = sf.plan(coin, n=2000, epsilon=0.3, **settings)
+    last = str(plan).splitlines()[-1]
+    assert plan.weak and "sample refuses this plan" in last
+    epsilon = float(re.search(r"epsilon of about ([\d.]+)", last)[1])
+    n = int(re.search(r"about ([\d,]+) records", last)[1].replace(",", ""))
+    assert not sf.plan(coin, n=2000, epsilon=epsilon, **settings).weak
+    assert not sf.plan(coin, n=n, epsilon=0.3, **settings).weak
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,11 @@ class Plan:
         """Raise `PlanTooWeak`, with the numbers and three ways out."""
         if not self.weak:
             return
-        factor = ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
-        whole = max(self.mu, float(gdp.mu(self.epsilon, self.delta)))  # after a pilot, mu is what is left
-        epsilon = float(gdp.epsilon(min(whole * factor**0.5, 60.0), self.delta))
+        epsilon, n = self._would_do()
         raise PlanTooWeak(
             f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
             f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. Three ways "
-            f"out: epsilon of about {1.1 * epsilon:.2g} on the same records; about {int(self.n * factor):,} records at the same "
+            f"out: epsilon of about {epsilon:.2g} on the same records; about {n:,} records at the same "
             "epsilon; fewer chains, a simpler model or a tighter domain. force=True samples all the same"
             + (
                 "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
@@ -117,6 +115,13 @@ class Plan:
             ),
             plan=self,
         )
+
+    def _would_do(self) -> tuple[float, int]:
+        """An epsilon on the same records, or a number of records at the same epsilon, that would make a weak plan strong."""
+        factor = ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
+        whole = max(self.mu, float(gdp.mu(self.epsilon, self.delta)))  # after a pilot, mu is what is left
+        epsilon = float(gdp.epsilon(min(whole * factor**0.5, 60.0), self.delta))
+        return 1.1 * epsilon, int(1.1 * self.n * factor)  # a little more: a forecast does not scale to the digit
 
     def rows(self) -> list[tuple[str, str]]:
         """Label and value, line by line."""
@@ -148,8 +153,19 @@ class Plan:
         return "share of the limit: " + ", ".join(f"{name} {share:.0%}" for name, share in self.considered)
 
     def table(self) -> str:
-        """The plan as plain text."""
-        return "\n".join(f"{label:<9} {value}" for label, value in self.rows())
+        """The plan as plain text; a weak one ends with a line that says so, and what would do."""
+        return "\n".join(f"{label:<9} {value}" for label, value in [*self.rows(), *self._warning()])
+
+    def _warning(self) -> list[tuple[str, str]]:
+        """Whoever only plans must not learn from `sample` that it was for nothing."""
+        if not self.weak:
+            return []
+        epsilon, n = self._would_do()
+        words = f"sample refuses this plan: it needs {ENOUGH_ESS * self.chains:g} effective draws ({ENOUGH_ESS:g} a chain); "
+        return [("too weak", f"{words}epsilon of about {epsilon:.2g} would do, or about {n:,} records")]
+
+    def __str__(self) -> str:
+        return self.table()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
