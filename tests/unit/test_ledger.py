@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -944,7 +945,7 @@ def test_export(path, tmp_path):
     assert document["ok"] and document["entries"] == [json.loads(line) for line in lines]
     assert run("export", path, "--out", tmp_path / "out.jsonl").stdout == ""
     assert (tmp_path / "out.jsonl").read_text().splitlines() == lines
-    assert run("export", path, "--out", tmp_path / "no" / "out").exit_code == 4
+    assert run("export", path, "--out", tmp_path / "no" / "out").exit_code == 2
 
 
 def test_verify(path):
@@ -963,13 +964,27 @@ def test_verify(path):
 def test_commands_say_what_is_wrong(tmp_path, command):
     plain = run(command, tmp_path / "none")
     assert plain.exit_code == 4 and "no ledger at" in plain.stderr
+    assert "Ledger(" not in plain.stderr  # whoever is in a shell gets no advice for Python
     told = run(command, tmp_path / "none", "--json")
     assert told.exit_code == 4
-    assert json.loads(told.stdout)["ok"] is False
+    assert json.loads(told.stdout)["ok"] is False and json.loads(told.stdout)["code"] == "ledger"
+
+
+def test_the_help_lists_every_exit_code():
+    """What the commands return (above) is what it says, and what `sfumato --help` says of the same codes."""
+    from sfumato.cli import EPILOG
+
+    listed = dict(re.findall(r"(\d+) ([^;]+?)[;.]", app.info.epilog.partition(":")[2]))
+    assert sorted(listed) == ["0", "1", "2", "3", "4"]
+    assert "problems" in listed["3"] and "missing" in listed["4"]
+    assert "found problems" in EPILOG
+    for code in ("0", "1", "2"):
+        assert f"{code} {listed[code]}" in EPILOG
 
 
 def test_a_head_that_is_none(path):
-    assert run("verify", path, "--head", "x").exit_code == 4
+    told = run("verify", path, "--head", "x")
+    assert told.exit_code == 2 and "number:hash" in told.stderr  # the request is wrong, the ledger is not
 
 
 def test_the_commands_need_no_jax():

@@ -9,16 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from sfumato.errors import SfumatoError
+from sfumato.cli import endings
+from sfumato.errors import InvalidInput, LedgerError, SfumatoError
 from sfumato.privacy.budget import mu_squared
 from sfumato.vault.ledger import Head, Ledger
 
-CANNOT_READ = 4
 PROBLEMS_FOUND = 3
+"""Of a plan 3 means that it is too weak; here nothing is planned."""
 
 app = typer.Typer(
     help="Look at a budget ledger, export it, verify it, copy it.",
-    epilog="Exit codes: 0 fine, 1 the ledger cannot be read, 2 wrong usage, 3 verification found problems.",
+    epilog="Exit codes: 0 fine; 1 something unexpected; 2 wrong usage or invalid input; 3 verification found problems; 4 the "
+    "ledger is missing, is none, or cannot be read.",
     no_args_is_help=True,
 )
 
@@ -53,7 +55,8 @@ def export(
     try:
         out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     except OSError as error:
-        _fail(f"the export needs a file it can write, and '{out}' cannot be written ({error.strerror}).", as_json)
+        words = f"the export needs a file it can write, and '{out}' cannot be written ({error.strerror}); name another."
+        _fail(InvalidInput(words), as_json)
 
 
 @app.command()
@@ -103,18 +106,19 @@ def backup(
 def _opened(path: Path, as_json: bool) -> Iterator[Ledger]:
     """Open a ledger; turn what goes wrong with it into one line and an exit code."""
     try:
+        if not path.is_file():  # the library would say how to make one in Python
+            raise LedgerError(
+                f"there is no ledger at '{path}'; name the file of one. A node's is what `ledger` in its owner.toml says, a "
+                "run's own lies in its checkpoint folder."
+            )
         with Ledger(path) as ledger:
             yield ledger
     except SfumatoError as error:
-        _fail(str(error), as_json)
+        _fail(error, as_json)
 
 
-def _fail(message: str, as_json: bool) -> None:
-    if as_json:
-        _write_json({"ok": False, "code": "ledger", "error": message})
-    else:
-        typer.echo(f"Error: {message}", err=True)
-    raise typer.Exit(CANNOT_READ)
+def _fail(error: SfumatoError, as_json: bool) -> None:
+    raise typer.Exit(endings.explain(error, as_json))
 
 
 def _write_json(value: dict[str, Any]) -> None:
