@@ -46,7 +46,9 @@ def serve(
     dev: Annotated[
         bool, typer.Option("--dev", help="For trying out: no TLS needed anywhere; makes tokens if there are none.")
     ] = False,
-    port: Annotated[int | None, typer.Option("--port", help="Listen here, whatever the file says.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Listen here, whatever the file says.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve approved questions about records that stay here, within a budget. Ctrl-C ends it cleanly."""

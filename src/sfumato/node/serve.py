@@ -1,9 +1,13 @@
 """Start the service: addresses, TLS, the server's own limits, and a clean end."""
 
 import asyncio
+import errno
 import gc
+import os
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -14,7 +18,7 @@ from websockets.frames import Frame
 from websockets.protocol import State
 
 from sfumato.errors import InvalidInput
-from sfumato.node.config import Limits, OwnerFile, check_listen
+from sfumato.node.config import Limits, Listen, OwnerFile, check_listen
 from sfumato.node.service import make_app
 from sfumato.node.state import Node
 
@@ -132,21 +136,70 @@ def protocol_for(limits: Limits) -> type[HttpToolsProtocol]:
     return Limited
 
 
+@contextmanager
+def held(listen: Listen) -> Iterator[list[socket.socket]]:
+    """Hold the address from before the records are read, which may take minutes, to the end. Nobody is let in yet.
+
+    Raises
+    ------
+    InvalidInput
+        Another program has it, or it is none of this machine's.
+    """
+    with ExitStack() as stack:
+        try:
+            found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            sockets = [_bound(stack, family, address) for family, _, _, _, address in found]
+        except OSError as error:
+            raise _not_ours(listen, error) from None
+        yield sockets
+
+
+def let_in(listen: Listen, sockets: list[socket.socket]) -> None:
+    """Listen. Two programs may hold one address; the second to listen on it learns so here."""
+    try:
+        for one in sockets:
+            one.listen()
+    except OSError as error:
+        raise _not_ours(listen, error) from None
+
+
+def _bound(stack: ExitStack, family: int, address: Any) -> socket.socket:
+    one = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    if os.name == "posix":  # a node that was restarted need not wait until its last connections are forgotten
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    one.bind(address)
+    return one
+
+
+def _not_ours(listen: Listen, error: OSError) -> InvalidInput:
+    where = f"a node needs an address of its own to listen on, and {listen.host}:{listen.port}"
+    if error.errno == errno.EADDRINUSE:
+        return InvalidInput(
+            f"{where} is in use by another program, or by this node started before; end that one, or give another port in "
+            "[listen] or with --port."
+        )
+    return InvalidInput(f"{where} cannot be had ({error.strerror}); give another host or port in [listen].")
+
+
 def serve(file: OwnerFile, *, dev: bool = False, announce: Callable[[], None] = lambda: None) -> None:
     """Serve until told to stop; `announce` is called once records, studies and ledger are in order."""
     check_listen(file.listen, dev=dev)
     # Answers are small: computed in the thread that asks, they need not wait for another one to wake up.
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
     jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]  # once, not at every answer
-    node = Node(file)
-    try:
-        server = server_for(node, dev=dev)
-    except BaseException:
-        node.close()
-        raise
-    scheme = "https" if file.listen.certificate else "http"
-    node.log.event("start", what=f"{scheme}://{file.listen.host}:{file.listen.port}", studies=list(node.studies))
-    gc.collect()
-    gc.freeze()  # what is here now stays: the collector need not look through all of it again and again
-    announce()
-    server.run()
+    with held(file.listen) as sockets:
+        node = Node(file)
+        try:
+            server = server_for(node, dev=dev)
+            let_in(file.listen, sockets)
+        except BaseException:
+            node.close()
+            raise
+        scheme = "https" if file.listen.certificate else "http"
+        node.log.event("start", what=f"{scheme}://{file.listen.host}:{file.listen.port}", studies=list(node.studies))
+        gc.collect()
+        gc.freeze()  # what is here now stays: the collector need not look through all of it again and again
+        announce()
+        server.run(sockets)

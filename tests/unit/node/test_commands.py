@@ -1,11 +1,15 @@
 """``sfumato init``, ``token``, ``serve`` and study files that name a node."""
 
 import json
+import socket
 
 import pytest
 
+from node_helpers import prepare
 from sfumato.cli import main
 from sfumato.errors import InvalidInput
+from sfumato.node.config import Listen
+from sfumato.node.serve import held, let_in
 from sfumato.studyfile import read_study
 
 
@@ -47,6 +51,38 @@ def test_serve_says_what_is_missing(tmp_path, capsys):
     said(capsys, "init", path)
     assert main(["serve", str(path), "--port", "0"]) == 2  # no model file, no data
     assert "no model file" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said_in_words_before_anything_is_read(tmp_path, capsys):
+    prepare(tmp_path)
+    (tmp_path / "people.csv").unlink()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, failure = said(capsys, "serve", tmp_path / "owner.toml", "--port", port)
+    assert (code, failure["code"]) == (2, "invalid-input")
+    assert f"127.0.0.1:{port} is in use" in failure["error"] and "--port" in failure["error"]
+    assert not (tmp_path / "owner.ledger").exists()
+    assert said(capsys, "serve", tmp_path / "owner.toml", "--port", 65536)[0] == 2
+
+
+def test_a_port_that_is_taken_while_records_are_read_is_said_in_words_too():
+    """Both programs hold the address; only one of them may listen."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        listen = Listen(port=other.getsockname()[1])
+        with held(listen) as sockets:
+            other.listen()
+            with pytest.raises(InvalidInput, match="is in use"):
+                let_in(listen, sockets)
+
+
+def test_an_address_of_another_machine_is_refused_in_words():
+    with (
+        pytest.raises(InvalidInput, match=r"192\.0\.2\.1:8750 cannot be had .*another host"),
+        held(Listen(host="192.0.2.1")),
+    ):
+        pass
 
 
 STUDY = """
