@@ -552,8 +552,8 @@ def test_metrics_hold_counts_and_budgets_only(owner):
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
     assert names <= {
         "sfumato_answers_total", "sfumato_numbers_total", "sfumato_refusals_total", "sfumato_runs_opened_total",
-        "sfumato_start_time_seconds", "sfumato_connections", "sfumato_paused", "sfumato_budget_cap_mu_squared",
-        "sfumato_budget_spent_mu_squared",
+        "sfumato_spent_total", "sfumato_start_time_seconds", "sfumato_connections", "sfumato_paused",
+        "sfumato_budget_cap_mu_squared", "sfumato_budget_spent_mu_squared",
     }  # fmt: skip
     assert "_bucket" not in text and "seconds_sum" not in text
 

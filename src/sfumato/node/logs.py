@@ -23,7 +23,7 @@ KEPT = 500
 """Events kept in memory for the console."""
 LINES_PER_SECOND = 5
 """Lines of one kind about one visitor in one second; the rest is counted."""
-LIMITED = frozenset({"refused", "open", "begin", "closed", "unexpected"})
+LIMITED = frozenset({"refused", "spent", "open", "begin", "closed", "unexpected"})
 """What a visitor can cause; what the owner does is always written."""
 
 

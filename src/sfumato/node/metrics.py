@@ -18,6 +18,7 @@ class Metrics:
         self.answers: Counter[str] = Counter()  # by study
         self.numbers = 0
         self.refusals: Counter[str] = Counter()  # by code
+        self.spent: Counter[str] = Counter()  # by study: how runs end, nothing to worry about
         self.opened = 0
         self._seconds: deque[list[int]] = deque(maxlen=_WINDOW)  # [second, answers]
 
@@ -43,6 +44,13 @@ class Metrics:
         _family(lines, "answers_total", "counter", "Answers released, by study.", _labels("study", self.answers))
         _family(lines, "numbers_total", "counter", "Noisy numbers released.", [("", self.numbers)])
         _family(lines, "refusals_total", "counter", "Refusals, by code.", _labels("code", self.refusals))
+        _family(
+            lines,
+            "spent_total",
+            "counter",
+            "Questions beyond a run's budget, its ordinary end.",
+            _labels("study", self.spent),
+        )
         _family(lines, "runs_opened_total", "counter", "Runs opened or resumed.", [("", self.opened)])
         _family(lines, "start_time_seconds", "gauge", "When the node started.", [("", int(self.started))])
         for name, value in gauges.items():

@@ -13,6 +13,7 @@ import msgspec
 
 from sfumato.access.questions import Release, Terms, encode
 from sfumato.access.wire import FINE, REFUSED, Ask, Begin, Left, Open, Request
+from sfumato.errors import BudgetSpent
 from sfumato.node.catalogue import CATALOGUE, CLOSE_CODE, Refusal, body, refusal_of
 from sfumato.node.guard import Message, Receive, Send
 from sfumato.node.state import ActiveRun, Node
@@ -130,12 +131,25 @@ class Session:
 
     def _refuse(self, error: Exception) -> bytes:
         refusal = refusal_of(error)
+        if isinstance(error, BudgetSpent) and self._run is not None:
+            self._note_end(self._run, refusal)
+            return REFUSED + _plain.encode(body(refusal.code))
         self.node.metrics.refusals[refusal.code] += 1
         if refusal.code == "internal":
             self.node.log.unexpected("session", error, who=self.token.name)
         else:
             self.node.log.event("refused", who=self.token.name, code=refusal.code, what=refusal.detail[:300])
         return REFUSED + _plain.encode(body(refusal.code))
+
+    def _note_end(self, run: ActiveRun, refusal: Refusal) -> None:
+        """Count that a run asked beyond its budget, apart from refusals: it is how a run ends. The log has one line of it.
+
+        Who opens a run for more than is left is refused, like anyone else who asks for what there is not.
+        """
+        self.node.metrics.spent[run.study.name] += 1
+        if not run.spent:
+            run.spent = True
+            self.node.log.event("spent", who=run.analyst, what=f"run {run.opened.run} ends: {refusal.detail[:300]}")
 
     # -- questions ------------------------------------------------------------------------------------------------
 

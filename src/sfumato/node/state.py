@@ -85,6 +85,7 @@ class ActiveRun:
         self.away_since = time.monotonic()
         self.chains = 0
         self.closed = False
+        self.spent = False  # its end by budget is in the log
         self._light = False
         self._elsewhere = 0  # calls of the desk that are under way on threads
 

@@ -1,5 +1,6 @@
 """A run over the wire is the local run: same noise, same draws, to the last bit; and it survives a broken line."""
 
+import json
 import threading
 import time
 
@@ -230,6 +231,29 @@ def test_a_budget_ends_with_budget_spent_and_old_answers_stay(alice, folder):
     assert door.ask("q/0", wide) == first
     assert 0 <= door.left < first.quanta
     door.close()
+
+
+def test_the_end_of_a_run_by_budget_is_no_refusal_that_an_owner_should_worry_about(node, alice, folder):
+    """One line in the log, a count of its own; a run that is opened for more than there is stays a refusal."""
+    metrics, log = node.node.metrics, folder[0] / "node.log"
+    before, counted = metrics.refusals.copy(), metrics.spent["coin"]
+    _, door = door_for(alice, folder, run_id="last", epsilon=0.2)
+    door.begin(WALK)
+    wide = Ratio(theta=[[-0.8]], theta_prop=[[-0.78]], asked=[True])
+    with pytest.raises(BudgetSpent):
+        for i in range(10_000):
+            door.ask(f"q/{i}", wide)
+    with pytest.raises(BudgetSpent):
+        door.ask("once more", wide)
+    door.close()
+    assert metrics.refusals == before and metrics.spent["coin"] == counted + 2
+    shown = call(f"{node.url}/api/console/state", folder[1]["owner"])[1]["log"]
+    for lines in (shown, [json.loads(line) for line in log.read_text().splitlines()]):
+        assert [line["event"] for line in lines if "run last ends" in line.get("what", "")] == ["spent"]
+    assert f'sfumato_spent_total{{study="coin"}} {counted + 2}' in call(f"{node.url}/metrics", folder[1]["watch"])[1]
+    with pytest.raises(BudgetSpent):
+        door_for(alice, folder, run_id="too-much", epsilon=12.0)
+    assert metrics.refusals["budget-spent"] == before["budget-spent"] + 1
 
 
 def test_a_broken_line_is_mended_and_the_question_asked_again(node, alice, folder):
