@@ -22,23 +22,33 @@ def init(
     name: Annotated[str, typer.Option("--name", help="How analysts will call the owner.")] = "Example Hospital",
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented owner's file to start from. Never overwrites."""
-    from sfumato.node.config import template
+    """Write a commented owner's file to start from, and beside it the model it approves. Never overwrites."""
+    from sfumato.node.config import MODEL, MODEL_FILE, template
 
     if not name.isprintable() or '"' in name or "\\" in name:
         raise InvalidInput(f"--name must be plain text without quotes, got {name!r}.")
+    model = path.parent / MODEL_FILE
+    if not _write_new(path, template(name)):
+        raise InvalidInput(f"{path} exists and is never overwritten; name another file.")
+    made = _write_new(model, MODEL)
+    if as_json:
+        endings.write_json({"ok": True, "path": str(path), "model": str(model), "model_written": made})
+        return
+    typer.echo(f"Wrote {path} and {model}." if made else f"Wrote {path}; {model} was there, and stays as it is.")
+    typer.echo(f"Edit them, put your table in place, then: sfumato token add {path} NAME, sfumato serve {path}")
+
+
+def _write_new(path: Path, text: str) -> bool:
+    """Write a file that must not exist; False if it does."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
-        raise InvalidInput(f"{path} exists and is never overwritten; name another file.") from None
+        return False
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written ({error.strerror}); name another place.") from None
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(template(name))
-    if as_json:
-        endings.write_json({"ok": True, "path": str(path)})
-    else:
-        typer.echo(f"Wrote {path}. Edit it, then: sfumato token add {path} NAME, sfumato serve {path}")
+        file.write(text)
+    return True
 
 
 def serve(

@@ -244,15 +244,15 @@ tokens = "tokens.json"         # hashed tokens; made by `sfumato token add`
 path = "{data}"                # Parquet or CSV; only the vault opens it
 outside = "refuse"             # or "clamp": what happens to records outside the domain
 # precision = "float64"        # or "float32": faster, never less private
-# engine = "ray"               # a table larger than this process: path = "visits/*.parquet", held by Ray workers (docs/ray.md)
-# workers = 2                  # so many of them; one a core by default
+# engine = "ray"               # "process" by default; "ray": a table larger than that, path = "visits/*.parquet" (docs/ray.md)
+# workers = 2                  # so many processes of Ray's hold the table; one a core by default
 # address = "head:6379"        # on a cluster of yours; without it one is started here, on loopback, for this node alone
 
 [domain.y]                     # where a record lives: public, and a promise about everybody, in the table or not
 kind = "binary"                # or interval, integers, categories, box, ball
 columns = "{column}"           # the raw column (a list of them for a box or ball)
 
-[studies.{study}]              # an approved study; analysts name it, they never send code
+[studies.{study}]                 # an approved study; analysts name it, they never send code
 model = "{model}"              # file : function or family; a Python file of yours, run when the node starts
 # sigma_floor = 0.01           # no answer with less noise than this, whatever it would cost
 # theta_bound = 100.0          # no parameter outside this, on the unconstrained scale
@@ -274,16 +274,41 @@ port = 8750
 # names = ["node.hospital.example"]              # under which others reach it; any other Host is refused
 # origins = ["https://node.hospital.example"]    # web pages that may talk to it; its own console may anyway
 
-[limits]                       # with their defaults; see docs/node.md
-# message_bytes = 1048576
-# chains = 256
-# connections = 256
-# connections_per_token = 64
-# messages_per_second = 20000.0
-# answer_tick_ms = 0           # release answers on a fixed tick only: hides how long one took
+[limits]                       # what one visitor may take of the machine; see docs/node.md
+# message_bytes = 1048576      # one WebSocket message
+# body_bytes = 65536           # one HTTP body
+# chains = 256                 # chains to a message
+# connections = 256            # WebSockets at a time
+# connections_per_token = 64   # the same for one token; also its open runs
+# messages_per_second = 20000.0     # for one token, over all its connections
+# requests_per_second = 50.0   # HTTP requests from one address
+# failed_logins_per_minute = 30     # wrong tokens from one address
+# header_seconds = 10.0        # until a request is complete
+# handshake_seconds = 20.0     # from connection to the first run opened
+# idle_seconds = 600.0         # without a question
+# send_seconds = 20.0          # until a client takes its answer
+# answer_tick_ms = 0.0         # release answers on a fixed beat only: hides how long one took
+# shutdown_seconds = 10.0      # for answers under way when the node is told to stop
 """
+
+MODEL = '''"""One question, answered yes or no; the share of the population that would say yes is unknown."""
+
+from typing import Any
+
+import numpyro
+import numpyro.distributions as dist
+
+
+def coin(y: Any) -> None:
+    """Give every share the same chance before the data, and every person the share as the chance of a yes."""
+    p = numpyro.sample("p", dist.Beta(1, 1))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("obs", dist.Bernoulli(p), obs=y)
+'''
+"""The study the template approves. Analysts need the same file, to the letter."""
+MODEL_FILE = "model.py"
 
 
 def template(name: str = "Example Hospital") -> str:
-    """A commented owner's file, complete: it can be served as it stands beside the files it names."""
-    return TEMPLATE.format(name=name, data="people.csv", column="said_yes", study="coin", model="model.py:coin")
+    """A commented owner's file with every key there is: it can be served as it stands, beside `MODEL` and a table."""
+    return TEMPLATE.format(name=name, data="people.csv", column="said_yes", study="coin", model=f"{MODEL_FILE}:coin")

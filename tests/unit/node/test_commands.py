@@ -2,13 +2,17 @@
 
 import json
 import socket
+from pathlib import Path
 
 import pytest
 
-from node_helpers import prepare
+import sfumato as sf
+from node_helpers import YES, load, prepare
+from sfumato.access.remote import connect
 from sfumato.cli import main
 from sfumato.errors import InvalidInput
-from sfumato.node.config import Listen
+from sfumato.node.config import MODEL, Listen
+from sfumato.node.process import running
 from sfumato.node.serve import held, let_in
 from sfumato.studyfile import read_study
 
@@ -49,8 +53,33 @@ def test_serve_says_what_is_missing(tmp_path, capsys):
     assert said(capsys, "serve", tmp_path / "none.toml")[0] == 2
     path = tmp_path / "owner.toml"
     said(capsys, "init", path)
-    assert main(["serve", str(path), "--port", "0"]) == 2  # no model file, no data
+    assert main(["serve", str(path), "--port", "0"]) == 2  # no data
+    assert "people.csv" in capsys.readouterr().err
+    (tmp_path / "model.py").unlink()
+    assert main(["serve", str(path), "--port", "0"]) == 2
     assert "no model file" in capsys.readouterr().err
+
+
+def test_what_init_writes_is_served_as_it_stands_beside_a_table(tmp_path, capsys):
+    assert said(capsys, "init", tmp_path / "owner.toml")[1]["model_written"] is True
+    rows = "\n".join(f"{i},{v}" for i, v in enumerate(YES))
+    (tmp_path / "people.csv").write_text(f"person,said_yes\n{rows}\n")
+    token = said(capsys, "token", "add", tmp_path / "owner.toml", "alice")[1]["token"]
+    with running([("Ward 7", tmp_path / "owner.toml")]) as [node]:
+        owner = connect(node.address, token=token)
+        plan = sf.plan(load(tmp_path, "coin"), owner, epsilon=1.0, delta=1e-6, chains=2)
+    assert plan.n == len(YES)
+
+
+def test_init_keeps_a_model_that_is_there(tmp_path, capsys):
+    (tmp_path / "model.py").write_text("mine = 1\n")
+    assert main(["init", str(tmp_path / "owner.toml")]) == 0
+    assert "stays as it is" in capsys.readouterr().out
+    assert (tmp_path / "model.py").read_text() == "mine = 1\n"
+
+
+def test_the_model_that_init_writes_is_the_one_of_the_examples():
+    assert (Path(__file__).parents[3] / "examples" / "01_coin" / "model.py").read_text() == MODEL
 
 
 def test_a_port_that_is_taken_is_said_in_words_before_anything_is_read(tmp_path, capsys):

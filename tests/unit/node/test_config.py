@@ -1,5 +1,8 @@
 """`owner.toml`: every key is checked, a misspelt one is an error, and the defaults keep the node at home."""
 
+import tomllib
+
+import msgspec
 import pytest
 
 import sfumato as sf
@@ -27,18 +30,40 @@ def test_the_template_is_a_complete_owners_file(written):
     assert file.limits == config.Limits()
 
 
+def uncommented(text):
+    return "\n".join(line[2:] if line.startswith("# ") and " = " in line else line for line in text.splitlines())
+
+
 def test_every_commented_line_of_the_template_is_a_key_that_works(written):
     """What a person uncomments must not be an error."""
-
-    def uncomment(text):
-        lines = [line[2:] if line.startswith("# ") and " = " in line else line for line in text.splitlines()]
-        return "\n".join(lines)
-
-    file = read_owner(written(uncomment))
+    file = read_owner(written(uncommented))
     assert file.listen.certificate == "node.pem"
     assert file.budgets.analysts["alice"].epsilon == 2.5
     assert file.studies["coin"].theta_bound == 100.0
     assert (file.data.engine, file.data.workers) == ("ray", 2)
+
+
+def test_the_template_has_every_key_there_is_with_its_default():
+    """`sfumato init shows every key` is what an unknown key is told; a key that is added must be added there."""
+    text = uncommented(template())
+    raw = tomllib.loads(text)
+    tables = {
+        config.OwnerFile: raw, config.Data: raw["data"], config.StudyEntry: raw["studies"]["coin"],
+        config.Budgets: raw["budgets"], config.Budget: raw["budgets"]["total"], config.Listen: raw["listen"],
+        config.Limits: raw["limits"],
+    }  # fmt: skip
+    structs = [kind for kind in vars(config).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    assert set(tables) == set(structs) - {msgspec.Struct}
+    for struct, table in tables.items():
+        assert set(table) == set(struct.__struct_fields__) - {"path"} | ({"path"} if struct is config.Data else set())
+        for known in msgspec.structs.fields(struct):
+            if (
+                known.name in table
+                and isinstance(known.default, str | float | int)
+                and table[known.name] != known.default
+            ):
+                [line] = [line for line in text.splitlines() if line.startswith(f"{known.name} = ")]
+                assert f'"{known.default}" by default' in line, line
 
 
 @pytest.mark.parametrize(
