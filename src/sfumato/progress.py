@@ -9,6 +9,12 @@ Tick: TypeAlias = Callable[[int, int, str], None]
 """(steps done, steps expected, what is going on)."""
 
 
+def say(text: str) -> None:
+    """Write a line for whoever watches; a bar that is there lets it pass above itself. Nothing in a pipe."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def ticker(progress: bool | Tick | None) -> Iterator[Tick]:
     """Give a function to call with progress. None means: a bar if standard error is a terminal."""

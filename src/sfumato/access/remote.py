@@ -21,6 +21,7 @@ from sfumato.access.questions import PROTOCOL, Agreed, Facts, Question, Reply, T
 from sfumato.access.wire import FINE, PASSING, Approved, Ask, Begin, Handshake, Left, Open, Refused
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, LedgerError, OwnerRefused
 from sfumato.kernel import Langevin
+from sfumato.progress import say
 from sfumato.study import Study, make_study
 
 T = TypeVar("T")
@@ -31,6 +32,8 @@ OPEN_SECONDS = 5.0
 """A node is given this long to say what it serves, however little patience there is for refusals."""
 REPLY_SECONDS = 120.0
 """Seconds one answer may take: compiling a chain on the node takes some."""
+WORD_SECONDS = 2.0
+"""After so long without an answer whoever watches is told why nothing moves."""
 MAX_REPLY = 1 << 26
 
 _facts = msgspec.msgpack.Decoder(Facts)
@@ -175,6 +178,7 @@ class RemoteDoor:
         self._agreed = Agreed()
         self._bound: float | None = None
         self._ahead: _Ahead | None = None
+        self._told = False  # that nobody answers
         try:
             self.facts: Facts = self._patiently(lambda: self._facts)
         except BaseException:
@@ -231,11 +235,14 @@ class RemoteDoor:
 
     def _patiently(self, call: Any) -> Any:
         """Do it, on a new connection if need be, until patience ends."""
-        until, pause = time.monotonic() + self._line.patience, 0.02
+        began, pause = time.monotonic(), 0.02
         while True:
             try:
                 self._dial()
-                return call()
+                answer = call()
+                if self._told:
+                    self._tell(f"{self.name!r} answers again.", False)
+                return answer
             except (OSError, TimeoutError, _Broken) as error:
                 self._hang_up()
                 failure: Exception = ConnectionError(f"{self.name!r} does not answer ({type(error).__name__})")
@@ -245,10 +252,17 @@ class RemoteDoor:
                 if error.code in ("busy", "shutting-down", "too-slow"):
                     self._hang_up()
                 failure = error
-            if time.monotonic() > until:
+            if time.monotonic() - began > self._line.patience:
                 raise failure
+            if time.monotonic() - began > WORD_SECONDS and not self._told:
+                self._tell(f"{str(failure).rstrip('.')}; asking again.", True)
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
+
+    def _tell(self, words: str, missing: bool) -> None:
+        """Once that it does not answer, once that it does again: also where the loop gives it several turns of patience."""
+        self._told = missing
+        say(words)
 
     def _dial(self) -> None:
         """Connect, open the run, settle the terms: whatever the last connection had."""

@@ -1,5 +1,6 @@
 """A run over the wire is the local run: same noise, same draws, to the last bit; and it survives a broken line."""
 
+import io
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 import sfumato as sf
 from node_helpers import YES, N, Process, call, load, prepare, threaded, wait_for
+from sfumato.access import remote
 from sfumato.access.questions import Ratio, Release, Statistic, Terms, decode_reply, encode
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
@@ -280,6 +282,38 @@ def test_a_pause_holds_answers_back_and_a_patient_client_gets_them(node, alice, 
     asking.join(20)
     assert done[0].id == "q/0"
     door.close()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["terminal", "pipe"])
+def test_whoever_watches_is_told_once_that_a_node_is_away_and_once_that_it_is_back(tmp_path, monkeypatch, watched):
+    shown = Terminal() if watched else io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr(remote, "WORD_SECONDS", 0.1)
+    tokens, done = prepare(tmp_path, studies=("coin",)), []
+    with threaded(tmp_path) as running:
+        _, door = door_for(connect(running.url, token=tokens["alice"]), (tmp_path, tokens))
+        door.begin(WALK)
+        door.ask("q/0", RATIO)
+    asking = threading.Thread(target=lambda: done.append(door.ask("q/1", RATIO)))
+    asking.start()
+    time.sleep(1.0)
+    away = shown.getvalue()
+    with threaded(tmp_path):
+        asking.join(20)
+        door.ask("q/2", RATIO)
+        door.close()
+    back = shown.getvalue()[len(away) :]
+    assert done[0].id == "q/1"
+    if watched:
+        assert away == "'St Elsewhere' does not answer (ConnectionRefusedError); asking again.\n"
+        assert back == "'St Elsewhere' answers again.\n"
+    else:
+        assert away + back == ""
 
 
 def test_the_first_ratio_does_not_hold_up_the_others(node, alice, folder, monkeypatch):
