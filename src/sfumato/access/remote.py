@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from sfumato.access.questions import PROTOCOL, Agreed, Facts, Question, Reply, Terms, decode_reply
-from sfumato.access.wire import FINE, PASSING, Approved, Ask, Begin, Handshake, Left, Open, Refused
+from sfumato.access.wire import FINE, PASSING, Approved, Ask, Begin, Handshake, Left, Open, OwnBudget, Refused
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, LedgerError, OwnerRefused
 from sfumato.kernel import Langevin
 from sfumato.progress import say
@@ -84,10 +84,12 @@ class RemoteOwner:
         What the owner is called.
     studies
         The approved studies: name, number of records, domain, limits.
+    budget
+        What you may spend there, and what is left of it.
     """
 
     def __init__(self, line: "_Line", said: Handshake) -> None:
-        self._line, self._said = line, said
+        self._line, self._said, self._budget = line, said, said.budget
         self.name = said.name
         self.studies = {study.name: study for study in said.studies}
 
@@ -95,6 +97,16 @@ class RemoteOwner:
     def analyst(self) -> str:
         """Under which name the token is known there."""
         return self._said.analyst
+
+    @property
+    def budget(self) -> OwnBudget:
+        """What the owner lets you spend and what you have left of it, as it is now: the node is asked.
+
+        It counts your own spending. The node's total is common to all analysts, and what they spent of it is not told: where
+        it leaves less than you have, `limited` is true, and a run may be refused or end before your budget does.
+        """
+        self._budget = self._line.handshake().budget
+        return self._budget
 
     @property
     def outside(self) -> str:
@@ -154,7 +166,8 @@ class RemoteOwner:
         return RemoteDoor(self._line, asked, self.name)
 
     def __repr__(self) -> str:
-        return f"<Owner {self.name!r} at {self._line.url}: {', '.join(self.studies)}>"
+        studies = ", ".join(self.studies)
+        return f"<Owner {self.name!r} at {self._line.url}: {studies}; your budget when last asked: {self._budget}>"
 
 
 class RemoteDoor:

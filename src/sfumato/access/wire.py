@@ -81,14 +81,59 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     near: bool = False
 
 
+class Purse(msgspec.Struct, frozen=True, kw_only=True):
+    """A cap and what is left of it.
+
+    Attributes
+    ----------
+    epsilon, delta
+        The cap.
+    epsilon_left
+        The largest epsilon, at the same delta, that a run may still be opened with; rounded down.
+    cap, left
+        The same in units of mu squared, which add up. What open runs have reserved counts as spent.
+    """
+
+    epsilon: float
+    delta: float
+    epsilon_left: float
+    cap: float
+    left: float
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon_left:g} of {self.epsilon:g} left at delta {self.delta:g}"
+
+
+class OwnBudget(Purse, frozen=True, kw_only=True):
+    """What an analyst may spend at a node, as far as it is theirs to know.
+
+    It counts what this analyst spent and nobody else. The node's total is common: a run may find less than this, and how much
+    less would tell what the others spent, so only `limited` says that it is so.
+
+    Attributes
+    ----------
+    studies
+        The part of it that each study may take: the whole, where a study has no smaller cap of its own.
+    limited
+        Whether the node's total leaves less than `left`.
+    """
+
+    studies: dict[str, Purse]
+    limited: bool
+
+    def __str__(self) -> str:
+        tighter = [f"; {name}: {purse}" for name, purse in self.studies.items() if purse.cap < self.cap]
+        return Purse.__str__(self) + "".join(tighter) + ("; the node's total leaves less" if self.limited else "")
+
+
 class Handshake(msgspec.Struct, frozen=True, kw_only=True):
-    """What an owner says about itself to someone with a token: all public."""
+    """What an owner says about itself to someone with a token: all public, but for the budget, which is theirs."""
 
     name: str
     outside: str
     precision: str
     studies: list[Approved]
     analyst: str
-    left: float
+    budget: OwnBudget
     version: str
     protocol: int = PROTOCOL

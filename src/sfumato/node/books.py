@@ -6,9 +6,14 @@ must fit under every cap above it, so the owner's guarantee holds for all analys
 
 import re
 import threading
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
+
+from sfumato.access.local import floor_to
+from sfumato.access.wire import OwnBudget, Purse
 from sfumato.errors import InvalidInput, LedgerError
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import Budget, OwnerFile, check_name
@@ -139,9 +144,30 @@ class Books:
 
     # -- looking --------------------------------------------------------------------------------------------------
 
-    def left(self, analyst: str) -> float:
-        """Mu squared that an analyst may still spend."""
-        return mu_squared(self.analyst(analyst).left)
+    def budget(self, analyst: str, studies: Iterable[str]) -> OwnBudget:
+        """What an analyst may still spend, by their own spending alone; see `OwnBudget` for what is not told."""
+        mine = self.analyst(analyst)
+        left = mine.cap - mine.spent
+        whole = self._purse(self._budgets.analysts.get(analyst, self._budgets.per_analyst), left)
+        parts = {name: self._part(analyst, name, whole, left) for name in studies}
+        return OwnBudget(**msgspec.structs.asdict(whole), studies=parts, limited=self.node.left < left)
+
+    def _part(self, analyst: str, study: str, whole: Purse, left: int) -> Purse:
+        """What one study may take of an analyst's budget; its account is not opened, for nobody has asked yet."""
+        cap, known = self._cap(self._budgets.per_study), self.ledger.existing(f"study {analyst}/{study}")
+        if mu_squared(cap) >= whole.cap:
+            return whole
+        return self._purse(self._budgets.per_study, min(left, cap - (0 if known is None else known.spent)))
+
+    def _purse(self, budget: Budget | None, left: int) -> Purse:
+        """A budget, or the node's own where that is smaller, with what is left of it."""
+        cap = self._cap(budget)
+        stated = budget if budget is not None and cap < self.node.cap else self._budgets.total
+        fits = floor_to(float(gdp.epsilon(mu_squared(left) ** 0.5, stated.delta)), 3)
+        return Purse(
+            epsilon=stated.epsilon, delta=stated.delta, epsilon_left=stated.epsilon if left >= cap else fits,
+            cap=mu_squared(cap), left=mu_squared(left),
+        )  # fmt: skip
 
     def total(self) -> Amount:
         """Cap and spending of the whole node."""

@@ -252,7 +252,8 @@ def _for_the_owner(app: FastAPI, node: Node) -> None:
 
 def _status(node: Node, analyst: str) -> dict[str, Any]:
     mine = [state for state in node.books.accounts() if state.get("analyst") == analyst and state["kind"] == "run"]
-    return {"ok": True, "analyst": analyst, "left": node.books.left(analyst), "paused": node.paused, "runs": mine}
+    budget = node.books.budget(analyst, node.studies)
+    return {"ok": True, "analyst": analyst, "budget": budget, "paused": node.paused, "runs": mine}
 
 
 def _console(node: Node, who: str) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class Node:
         return Handshake(
             name=self.name, outside=self.file.data.outside, precision=self.file.data.precision,
             studies=[study.public() for study in self.studies.values()], analyst=analyst,
-            left=self.books.left(analyst), version=__version__,
+            budget=self.books.budget(analyst, self.studies), version=__version__,
         )  # fmt: skip
 
     def open_run(self, token: Token, asked: Open, holder: object) -> ActiveRun:

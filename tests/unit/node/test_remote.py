@@ -158,7 +158,52 @@ def test_the_handshake_says_what_is_public_and_no_more(alice, node, folder):
     assert (alice.name, study.n, study.domain) == ("St Elsewhere", N, {"y": {"kind": "binary"}})
     status, said = call(f"{node.url}/api/handshake", folder[1]["alice"])
     assert status == 200
-    assert set(said) == {"name", "outside", "precision", "studies", "analyst", "left", "version", "protocol"}
+    assert set(said) == {"name", "outside", "precision", "studies", "analyst", "budget", "version", "protocol"}
+    assert set(said["budget"]) == {"epsilon", "delta", "epsilon_left", "cap", "left", "studies", "limited"}
+
+
+CAPS = "per_analyst = { epsilon = 2.0, delta = 1e-6 }\nper_study = { epsilon = 1.0, delta = 1e-6 }"
+
+
+def spend(node, who, study="coin", epsilon=1.0, share=1.0, run="r"):
+    account, _ = node.books.run(who, study, run, epsilon, 1e-6, "model")
+    account.reserve(int(account.cap * share))
+
+
+def test_an_analyst_sees_the_budget_and_what_is_left_of_it(tmp_path):
+    tokens = prepare(tmp_path, budgets=CAPS, total=3.0)
+    with threaded(tmp_path) as running:
+        owner = connect(running.url, token=tokens["alice"])
+        assert "epsilon 2 of 2 left at delta 1e-06; coin: epsilon 1 of 1 left" in repr(owner)
+        assert "\n" not in repr(owner)
+        spend(running.node, "alice", share=0.5)
+        now = owner.budget
+        assert (now.epsilon, now.delta, now.studies["coin"].epsilon) == (2.0, 1e-6, 1.0)
+        assert 0 < now.studies["coin"].epsilon_left < 1 and now.studies["bern"].epsilon_left == 1
+        assert now.left == pytest.approx(now.cap - now.studies["coin"].cap / 2)
+        assert f"coin: epsilon {now.studies['coin'].epsilon_left:g} of 1 left" in repr(owner)
+        assert call(f"{running.url}/api/status", tokens["alice"])[1]["budget"] == msgspec.to_builtins(now)
+        fits = now.studies["coin"].epsilon_left
+        with pytest.raises(BudgetSpent):
+            door_for(owner, (tmp_path, tokens), run_id="more", epsilon=fits + 0.002)
+        door_for(owner, (tmp_path, tokens), run_id="fits", epsilon=fits)[
+            1
+        ].close()  # what is said to be left can be had
+
+
+def test_the_budget_tells_nothing_of_what_others_spent_but_that_the_total_leaves_less(tmp_path):
+    tokens = prepare(tmp_path, budgets=CAPS, total=1.9)
+    with threaded(tmp_path) as running:
+        alice, bob = (connect(running.url, token=tokens[who]) for who in ("alice", "bob"))
+        before = alice.budget
+        assert not before.limited
+        spend(running.node, "bob", share=0.1)
+        assert alice.budget == before
+        spend(running.node, "bob", share=0.9, run="s", epsilon=0.9)
+        assert alice.budget == msgspec.structs.replace(before, limited=True)
+        assert bob.budget.left < before.left
+        assert repr(alice).endswith("; the node's total leaves less>")
+        assert call(f"{running.url}/api/handshake", tokens["alice"])[1]["budget"] == msgspec.to_builtins(alice.budget)
 
 
 def test_a_model_the_owner_did_not_approve_is_refused_on_both_sides(alice, folder):
