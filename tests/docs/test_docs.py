@@ -1,7 +1,10 @@
 """What the documents say is true: their code runs, their names exist, their links lead somewhere."""
 
 import re
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,58 @@ def test_the_code_on_the_page_runs(page, tmp_path, monkeypatch, capsys):
     path = tmp_path / f"{page.stem.lower()}_page.py"
     path.write_text(code)
     exec(compile(code, str(path), "exec"), {"__name__": "__page__"})  # noqa: S102
+
+
+@pytest.fixture
+def hospital_and_clinic(tmp_path):
+    """Two nodes as `sfumato init` writes them, beside the table of the coin example; with alice's tokens."""
+    import runpy
+
+    from node_helpers import free_port, threaded
+    from sfumato.node.config import MODEL, template
+    from sfumato.node.tokens import TokenFile
+
+    make_data = runpy.run_path(str(ROOT / "examples" / "01_coin" / "make_data.py"))["main"]
+    nodes = {}
+    with ExitStack() as stack:
+        for name in ("hospital", "clinic"):
+            folder = tmp_path / name
+            folder.mkdir()
+            (folder / "owner.toml").write_text(template(name).replace("port = 8750", f"port = {free_port()}"))
+            (folder / "model.py").write_text(MODEL)
+            make_data(folder / "people.csv")
+            token = TokenFile(folder / "tokens.json").add("alice")
+            nodes[name] = stack.enter_context(threaded(folder)).url, token
+        yield nodes
+
+
+def test_an_analyst_can_follow_the_page_about_nodes(hospital_and_clinic, tmp_path, monkeypatch, capsys):
+    """Its program and its study files run as they stand, against nodes as `sfumato init` makes them."""
+    from sfumato.cli import main
+    from sfumato.node.config import MODEL
+
+    text = (ROOT / "docs" / "node.md").read_text().replace("sfu_alice_...", hospital_and_clinic["hospital"][1])
+    for name, (url, _) in hospital_and_clinic.items():
+        text = text.replace(f"https://node.{name}.example:8750", url)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "clinic.token").write_text(hospital_and_clinic["clinic"][1])
+    monkeypatch.setenv("SFUMATO_TOKEN", hospital_and_clinic["hospital"][1])
+    monkeypatch.setenv("HOSPITAL_TOKEN", hospital_and_clinic["hospital"][1])
+    page: dict[str, Any] = {"__name__": "__page__"}
+    exec(compile("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), "page.py", "exec"), page)  # noqa: S102
+    assert 0.2 < page["run"].draws["p"].mean() < 0.4
+    assert "of 2 left" in capsys.readouterr().out
+    studies = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    assert len(studies) == 2
+    for i, study in enumerate(studies):
+        (tmp_path / "study.toml").write_text(study)
+        assert main(["plan", "study.toml"]) == 0
+        assert main(["run", "study.toml", "--out", f"answers-{i}"]) == 0, capsys.readouterr().err
+        assert main(["resume", f"answers-{i}"]) == 0
+    monkeypatch.delitem(sys.modules, "model", raising=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
