@@ -9,6 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -64,7 +65,7 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
     with _told(model), jax.enable_x64(True):
         first = _prototype(model, probe, 0)
         latents = _check_sites(first)
-        _check_static(first, _prototype(model, {k: v[:-1] for k, v in probe.items()}, 1), latents)
+        _check_static(model, probe, first, latents)
         built = _build(model, first, latents, probe, columns)
         _check_pure(built, {name: values[0] for name, values in probe.items()})
         _check_prior_ignores_records(built, model, probe, latents)
@@ -204,10 +205,17 @@ def _is_factor(site: Mapping[str, Any]) -> bool:
     return site["type"] == "sample" and type(site["fn"]).__name__ == "Unit"
 
 
-def _check_static(first: Mapping[str, Any], second: Mapping[str, Any], latents: list[str]) -> None:
-    """Compare two traces, the second of one record less."""
+def _check_static(model: Callable[..., Any], probe: Record, first: Mapping[str, Any], latents: list[str]) -> None:
+    """Compare a trace with one of other draws, and shapes with those for one record less."""
+    second = _prototype(model, probe, 1)
+
+    def values(records: Record) -> dict[str, Array]:
+        traced = _prototype(model, records, 0)
+        return {name: traced[name]["value"] for name in latents}
+
+    fewer = jax.eval_shape(values, {name: column[:-1] for name, column in probe.items()})
     for name in latents:
-        shape, other = (np.shape(trace[name]["value"]) for trace in (first, second))
+        shape, other = np.shape(first[name]["value"]), fewer[name].shape
         if shape != other:
             raise InvalidModel(
                 f"site {name!r} has shape {shape} for {_PROBE} records and {other} for {_PROBE - 1}: a latent variable may not "
@@ -342,9 +350,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, latents: list[str]) -> None:
-    theta = hastily(built.sample_prior)(jax.random.key(0))
-
-    def terms(records: Record) -> dict[str, Array]:
+    def terms(key: Array, records: Record) -> dict[str, Array]:
+        theta = built.sample_prior(key)
         substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
         traced = _traced(substituted, records)
         outside = [
@@ -354,7 +361,9 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
         ]
         return {name: jnp.sum(_density(*_observation(name, traced[name]))) for name in outside}
 
-    few, one = (hastily(terms)(dict(records)) for records in (probe, {k: v[:1] for k, v in probe.items()}))
+    key, alone = jax.random.key(0), {name: column[:1] for name, column in probe.items()}
+    few, one = hastily(lambda key, *given: [terms(key, records) for records in given])(key, dict(probe), alone)
+    looks_at = _looks_at_inputs(partial(terms, key), dict(probe))
     for name in few:
         if not np.allclose(few[name], one[name], rtol=1e-9, atol=0, equal_nan=True):
             raise InvalidModel(
@@ -362,21 +371,23 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
                 "them. The number of records is public: write it into the prior as a plain number.",
                 site=name,
             )
-        jaxpr = jax.make_jaxpr(lambda records, name=name: terms(records)[name])(dict(probe))
-        if _uses_inputs(jaxpr.jaxpr):
+        if looks_at[name]:
             raise InvalidModel(
                 f"the prior of site {name!r} depends on the records; a prior must be fixed before the data are seen.",
                 site=name,
             )
 
 
-def _uses_inputs(jaxpr: Any) -> bool:
-    """Whether the output depends on any input, conservatively: one tainted operand taints the result."""
-    tainted = set(jaxpr.invars)
-    for equation in jaxpr.eqns:
+def _looks_at_inputs(function: Callable[..., dict[str, Array]], *inputs: Any) -> dict[str, bool]:
+    """Which outputs depend on any input, conservatively: one tainted operand taints the result."""
+    program, outputs = jax.make_jaxpr(function, return_shape=True)(*inputs)
+    tainted = set(program.jaxpr.invars)
+    for equation in program.jaxpr.eqns:
         if any(not hasattr(v, "val") and v in tainted for v in equation.invars):
             tainted.update(equation.outvars)
-    return any(not hasattr(v, "val") and v in tainted for v in jaxpr.outvars)
+    found = [not hasattr(v, "val") and v in tainted for v in program.jaxpr.outvars]
+    named: dict[str, bool] = jax.tree.unflatten(jax.tree.structure(outputs), found)
+    return named
 
 
 def _mixed_company(domain: Mapping[str, Domain], rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -406,11 +417,14 @@ def _check_records_are_separate(built: Model, model: Callable[..., Any], domain:
 
         return jax.vmap(one)(records)
 
-    both = hastily(lambda t, r: (together(t, r), alone(t, r)))
-    prior = hastily(built.sample_prior)
+    @hastily
+    def both(key: Array, records: Record) -> Any:
+        theta = built.sample_prior(key)
+        return together(theta, records), alone(theta, records)
+
     for number in range(_COMPANIES):
         records = _mixed_company(domain, np.random.default_rng(number))
-        _compare(*both(prior(jax.random.key(number)), records))
+        _compare(*both(jax.random.key(number), records))
 
 
 def _compare(joint: Mapping[str, Array], separate: Mapping[str, Array]) -> None:
