@@ -12,11 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sfumato.access.questions import AHEAD, Statistic
+from sfumato.access.questions import AHEAD, AHEAD_NUMBERS, Statistic
 from sfumato.errors import BudgetSpent
 
-NUMBERS = 1 << 14
-"""Numbers of such an answer at the most: many chains in many dimensions fetch fewer steps at a time."""
 ROOM = 2
 """Steps are fetched ahead while the budget reaches for this many times as many."""
 
@@ -36,7 +34,7 @@ class Statistics:
 
     def __init__(self, ask: Ask, chains: int, dim: int) -> None:
         self._ask, self._chains, self._dim = ask, chains, dim
-        self.stride = max(1, min(AHEAD, NUMBERS // (chains * dim)))
+        self.stride = max(1, min(AHEAD, AHEAD_NUMBERS // (chains * dim)))
         self._first, self._rows = -1, np.zeros((0, chains, dim), np.int64)
 
     def at(self, step: int, end: int, affordable: Callable[[int], bool]) -> np.ndarray:

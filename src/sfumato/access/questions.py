@@ -17,6 +17,8 @@ PROTOCOL = 2
 """Version of these structures; owners and analyst must have the same."""
 AHEAD = 16
 """Steps whose statistics may be asked for in one message."""
+AHEAD_NUMBERS = 1 << 14
+"""Numbers of such an answer at the most: many chains in many dimensions fetch fewer steps at a time."""
 WALK, LANGEVIN = "walk", "langevin"
 
 

@@ -20,6 +20,7 @@ from jax import lax
 
 from sfumato.access.questions import (
     AHEAD,
+    AHEAD_NUMBERS,
     LANGEVIN,
     WALK,
     Agreed,
@@ -478,7 +479,7 @@ class _Family:
         raise InvalidInput(f"Langevin asks for statistics and corrections, got a {type(question).__name__}.")
 
     def _quote_statistic(self, question: Statistic) -> tuple[_Quote, int]:
-        rows, dim, total = _statistics(question, self._terms.chains), self._dim, self._summed
+        rows, dim, total = _statistics(question, self._terms.chains, self._dim), self._dim, self._summed
 
         def answer() -> Answer:
             noise = self.pools[0].take(rows * dim).reshape(rows, dim)
@@ -553,7 +554,7 @@ class _Near:
         )
 
     def _quote_statistic(self, question: Statistic) -> tuple[_Quote, int]:
-        rows, dim = _statistics(question, self._terms.chains), self._dim
+        rows, dim = _statistics(question, self._terms.chains, self._dim), self._dim
 
         def answer() -> Answer:
             noise = self.pools[0].take(rows * dim).reshape(rows, dim)
@@ -631,12 +632,16 @@ def _numbers(name: str, rows: list[list[float]], count: int, width: int) -> list
     return flat
 
 
-def _statistics(question: Statistic, chains: int) -> int:
-    """How many statistics are asked for: one for each chain and step."""
+def _statistics(question: Statistic, chains: int, dim: int) -> int:
+    """How many statistics are asked for: one for each chain and step. Others wait while they are drawn, so not too many."""
     if question.chains != chains:
         raise InvalidInput(f"this chain began with {chains} chains, got a question for {question.chains}.")
     if not 1 <= question.steps <= AHEAD:
         raise InvalidInput(f"statistics are given for 1 to {AHEAD} steps at a time, got {question.steps}.")
+    if question.steps > 1 and chains * question.steps * dim > AHEAD_NUMBERS:
+        raise InvalidInput(
+            f"statistics of several steps are at most {AHEAD_NUMBERS} numbers, got {chains * question.steps * dim}."
+        )
     return chains * question.steps
 
 

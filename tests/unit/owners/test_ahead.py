@@ -9,6 +9,7 @@ from sfumato.access.questions import AHEAD, Statistic, Terms
 from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, InvalidInput
 from sfumato.kernel import PublicStream
+from sfumato.vault import desk
 from sfumato.vault.ledger import Ledger
 from unit.owners.test_rounds import (
     CAP,
@@ -65,7 +66,7 @@ def test_what_nobody_can_pay_for_is_not_fetched_ahead():
 
 
 def test_many_numbers_fetch_fewer_steps():
-    assert Statistics(Owner(), 4096, 3).stride == ahead.NUMBERS // (4096 * 3) == 1
+    assert Statistics(Owner(), 4096, 3).stride == ahead.AHEAD_NUMBERS // (4096 * 3) == 1
 
 
 def test_a_chunk_may_end_anywhere():
@@ -111,7 +112,7 @@ def test_a_budget_reaches_for_as_many_steps_as_one_by_one(monkeypatch):
     assert messages < 0.8 * alone[1]
 
 
-def test_a_desk_gives_statistics_for_a_few_steps_at_a_time_and_charges_for_each():
+def test_a_desk_gives_statistics_for_a_few_steps_at_a_time_and_charges_for_each(monkeypatch):
     case = langevin_case()
     with Ledger.in_memory(CAP) as ledger:
         door = door_of(case, ledger)
@@ -128,5 +129,8 @@ def test_a_desk_gives_statistics_for_a_few_steps_at_a_time_and_charges_for_each(
         for bad in (0, -1, AHEAD + 1):
             with pytest.raises(InvalidInput, match="steps"):
                 door.ask(f"bad{bad}", Statistic(chains=CHAINS, steps=bad))
+        monkeypatch.setattr(desk, "AHEAD_NUMBERS", AHEAD * CHAINS * 3 - 1)
+        with pytest.raises(InvalidInput, match="at most 143 numbers, got 144"):
+            door.ask("many", Statistic(chains=CHAINS, steps=AHEAD))
         assert door.left == left
         door.close()
