@@ -8,8 +8,6 @@ one asks for far less noise. Sensitivity is :math:`c\,n^{-\alpha}` throughout (A
 from math import ceil, exp, isfinite, log
 from typing import Literal, NamedTuple
 
-from scipy.optimize import brentq
-
 from sfumato.errors import InvalidInput
 from sfumato.paper._checks import exponent, positive, records, require
 from sfumato.privacy import gdp
@@ -168,6 +166,8 @@ def minimum_n(
     if surplus(low) >= 0:
         return 2
     require(surplus(high) > 0, "some n must be enough", high, "Use a larger epsilon or sigma, or fewer iterations.")
+    from scipy.optimize import brentq  # here: twelve megabytes that a run does not need
+
     return max(2, _whole(float(brentq(surplus, low, high, xtol=1e-13)) + 1e-12))
 
 

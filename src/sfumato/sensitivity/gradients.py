@@ -20,7 +20,6 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 from sfumato.errors import Unsupported
 from sfumato.sensitivity.region import Region
@@ -32,6 +31,9 @@ MAX_CORNERS = 10
 """Covariates of a box up to which all corners are looked at."""
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _POINTS = 12_000  # corners of all cells together; beyond, cells are merged
+_ROWS = (
+    8  # points that are compared with all others at a time: the differences of a hundred would be a hundred megabytes
+)
 
 
 class GradientSet(NamedTuple):
@@ -251,12 +253,11 @@ def _of_points(points: np.ndarray) -> GradientSet:
     order = np.argsort(-far)
     points_, far = points[order], far[order]
     best = 0.0
-    for i in range(0, len(points_), 128):
+    for i in range(0, len(points_), _ROWS):
         if far[i] + far[0] <= best:
             break
-        block = points_[i : i + 128]
         keep = far + far[i] > best
-        squares = cdist(block, points_[keep], "sqeuclidean") if keep.any() else np.zeros(1)
+        squares = ((points_[i : i + _ROWS, None] - points_[keep][None]) ** 2).sum(-1) if keep.any() else np.zeros(1)
         best = float(np.maximum(best, squares.max() ** 0.5))
     return _guarded(best + 1e-12, points.min(0), points.max(0))
 
