@@ -191,7 +191,7 @@ class Walker:
                 load_model(f"model.py:{what}", folder), kernel="langevin" if family else "guided"
             )
             doors.append(node.door(name, study.model.fingerprint(), epsilon=2.0, delta=1e-4, run_id=run))
-        self._rounds, self._stream = Rounds(study.model, doors, run_id=run), PublicStream(0, CHAINS)
+        self._rounds, self._stream = Rounds(study.model, doors, run_id=run, ahead=10**9), PublicStream(0, CHAINS)
         n, dim = self._rounds.n, study.model.dim
         public = public_part(study.family, study.model, n) if family else None
         self._kernel = Langevin(np.eye(1) * 2 / n**0.5, 0.02, public) if family else Guided(np.eye(dim) / n**0.5, 1.0)

@@ -49,6 +49,8 @@ from sfumato.study import Study, make_study
 from sfumato.vault.ledger import Ledger
 
 TABLE = "table"
+ASKED_AHEAD = 0.8
+"""Share of the planned steps whose statistics Langevin asks for ahead: the budget may end a little before the plan does."""
 """What a table in shards is called where it is the only owner."""
 
 
@@ -600,6 +602,7 @@ def _shares(table: Table) -> dict[str, float]:
 
 def _finish(chain: sampler.Chain, table: Table, terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick) -> Run:
     began = time.perf_counter()
+    table.rounds.ahead = int(ASKED_AHEAD * chain.plan.iterations)
     try:
         reason = sampler._drive(chain, table.rounds, terms["limit"], kept, tick)
     except (CheckpointError, OwnerError) as error:

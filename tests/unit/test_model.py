@@ -399,3 +399,15 @@ def test_a_model_that_talks_to_the_outside_is_refused(way, capfd):
 
     with pytest.raises(InvalidModel, match="may only compute"):
         from_numpyro(talkative, {"y": sf.Binary()})
+
+
+def test_a_support_that_looks_at_the_records_or_their_number_is_refused_also_where_no_density_shows_it():
+    for top in (lambda y: 1.0 * y.shape[0], lambda y: 1.0 + y.mean(), lambda y: 1.0 + y.min()):
+
+        def model(y, top=top):
+            p = numpyro.sample("p", dist.Uniform(0.0, top(y)).mask(False))
+            with numpyro.plate("records", y.shape[0]):
+                numpyro.sample("y", dist.Bernoulli(probs=p / (1 + p)), obs=y)
+
+        with pytest.raises(InvalidModel, match="support"):
+            from_numpyro(lambda y, model=model: model(y), {"y": sf.Binary()})

@@ -4,8 +4,9 @@ Langevin's first query, the noisy statistic, does not depend on where the chains
 together, and a step waits for its second query alone: one round instead of two, which is what a chain over a long wire takes.
 The numbers are the same ones in the same order.
 
-Which steps share a message follows from the step's number, so a run that comes back asks with the same ids and gets the same
-bytes. Near the end of a budget each step asks for itself: statistics nobody could pay the second query of would be lost.
+Which steps share a message follows from the step's number alone, so a run that comes back asks with the same ids and gets the
+same bytes, whatever chunks it is cut into and whatever is left of a budget. The last part of a run asks step by step:
+statistics nobody could pay the second query of would be lost.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,6 @@ import numpy as np
 
 from sfumato.access.questions import AHEAD, AHEAD_NUMBERS, Statistic
 from sfumato.errors import BudgetSpent
-
-ROOM = 2
-"""Steps are fetched ahead while the budget reaches for this many times as many."""
 
 Ask = Callable[[str, Statistic, int], np.ndarray]
 
@@ -30,29 +28,33 @@ class Statistics:
         (name of the query, question, how many numbers) -> the answers of all owners, added up.
     chains, dim
         A step's statistics: a row of `dim` numbers for each of the chains.
+    until
+        Step up to which they are asked ahead: the same when a run goes on.
     """
 
-    def __init__(self, ask: Ask, chains: int, dim: int) -> None:
-        self._ask, self._chains, self._dim = ask, chains, dim
+    def __init__(self, ask: Ask, chains: int, dim: int, until: int) -> None:
+        self._ask, self._chains, self._dim, self._until = ask, chains, dim, until
         self.stride = max(1, min(AHEAD, AHEAD_NUMBERS // (chains * dim)))
-        self._first, self._rows = -1, np.zeros((0, chains, dim), np.int64)
+        self._first, self._rows = 0, np.zeros((0, chains, dim), np.int64)
 
-    def at(self, step: int, end: int, affordable: Callable[[int], bool]) -> np.ndarray:
-        """Those of a step, of a chain that goes on until `end` at least; `affordable` says of how many steps."""
+    def at(self, step: int) -> np.ndarray:
+        """Those of a step."""
         if not self._first <= step < self._first + len(self._rows):
-            self._fetch(step, end, affordable)
+            self._fetch(step)
         return self._rows[step - self._first]
 
-    def _fetch(self, step: int, end: int, affordable: Callable[[int], bool]) -> None:
-        grid = step - step % self.stride
-        # A run that comes back to the middle of a message asks for all of it again: it is paid for.
-        first = grid if self._first < 0 else step
-        count = min(grid + self.stride, end) - first
-        if count > 1 and affordable(ROOM * count):
+    @property
+    def mark(self) -> str:
+        """What tells a second query after statistics asked ahead from one after its own: another content, another id."""
+        return "-ahead" if len(self._rows) > 1 else ""
+
+    def _fetch(self, step: int) -> None:
+        first = step - step % self.stride
+        if self.stride > 1 and first + self.stride <= self._until:
             try:
-                return self._get(f"{first}/statistics-{count}", first, count)
+                return self._get(f"{first}/statistics", first, self.stride)
             except BudgetSpent:
-                pass  # somebody's does not reach that far: for one step it may
+                self._until = 0  # somebody's does not reach that far: for one step it may
         return self._get(f"{step}/statistic", step, 1)
 
     def _get(self, name: str, first: int, count: int) -> None:

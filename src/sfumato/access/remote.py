@@ -102,8 +102,8 @@ class RemoteOwner:
     def budget(self) -> OwnBudget:
         """What the owner lets you spend and what you have left of it, as it is now: the node is asked.
 
-        It counts your own spending. The node's total is common to all analysts, and what they spent of it is not told: where
-        it leaves less than you have, `limited` is true, and a run may be refused or end before your budget does.
+        It counts your own spending. The node's total is common to all analysts: where it leaves less than you have, `limited` is
+        true, and a run may be refused or end before your budget does.
         """
         self._budget = self._line.handshake().budget
         return self._budget

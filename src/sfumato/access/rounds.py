@@ -113,6 +113,8 @@ class Rounds:
         noise was added when it was released and is told with each answer.
     step
         Steps taken before, when a run goes on.
+    ahead
+        Step up to which Langevin's statistics are asked for several steps at a time; the same when a run goes on.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Rounds:
         run_id: str,
         shares: Sequence[float] | None = None,
         step: int = 0,
+        ahead: int = 0,
     ) -> None:
         if not doors:
             raise InvalidInput("a run needs at least one owner, got none.")
@@ -136,7 +139,7 @@ class Rounds:
         self._failure: Exception | None = None
         self._left = 0
         self._ahead: Statistics | None = None
-        self._end, self._per_step = step, 0.0  # of the chunk under way: its last step, what a step is expected to cost
+        self.ahead = ahead
 
     @property
     def doors(self) -> list[Door]:
@@ -222,7 +225,8 @@ class Rounds:
 
     def ask_step(self, kind: str, question: Question, size: int, gamma: float) -> Added:
         """Ask all owners about the step under way, and add their answers."""
-        return self.add(f"{self.step}/{kind}", question, size, gamma)
+        mark = self._ahead.mark if self._ahead is not None else ""
+        return self.add(f"{self.step}/{kind}{mark}", question, size, gamma)
 
     def add(self, name: str, question: Question, size: int, gamma: float) -> Added:
         """Ask all owners one question and add their answers."""
@@ -247,11 +251,7 @@ class Rounds:
         """Langevin's noisy statistics of the step under way, a row for each chain."""
         if self._ahead is None:
             raise RuntimeError("only Langevin asks for statistics.")
-        return self._ahead.at(self.step, self._end, self._affordable)
-
-    def _affordable(self, steps: int) -> bool:
-        """Whether every owner's budget reaches for so many steps more, as far as is known."""
-        return self._left - max(self._spent) >= steps * self._per_step
+        return self._ahead.at(self.step)
 
     # -- the pilot ------------------------------------------------------------------------------------------------
 
@@ -311,8 +311,7 @@ class Rounds:
             def ask(name: str, question: Question, size: int) -> np.ndarray:
                 return self.add(name, question, size, first_gamma).numbers
 
-            self._ahead = Statistics(ask, chains, len(kernel.matrix))
-            self._left = self.left
+            self._ahead = Statistics(ask, chains, len(kernel.matrix), self.ahead)
         with jax.enable_x64(True):
             if isinstance(kernel, ReferenceLangevin):
                 self._chain = _ReferenceRounds(self, self._model, kernel, sigma, gamma, first_gamma)
@@ -332,8 +331,6 @@ class Rounds:
         rows: list[Rows] = []
         self._spent = [0] * len(self._doors)
         paid = list(self._spent)
-        self._per_step = expected / limit
-        self._end = self.step + limit
         with jax.enable_x64(True):
             for i in range(limit):
                 draw = Draw(*(np.asarray(part)[i] for part in draws))

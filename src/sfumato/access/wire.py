@@ -107,8 +107,8 @@ class Purse(msgspec.Struct, frozen=True, kw_only=True):
 class OwnBudget(Purse, frozen=True, kw_only=True):
     """What an analyst may spend at a node, as far as it is theirs to know.
 
-    It counts what this analyst spent and nobody else. The node's total is common: a run may find less than this, and how much
-    less would tell what the others spent, so only `limited` says that it is so.
+    It counts what this analyst spent and nobody else. The node's total is common: a run may find less than this, and `limited`
+    says that it is so.
 
     Attributes
     ----------

@@ -65,7 +65,8 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
     with _told(model), jax.enable_x64(True):
         first = _prototype(model, probe, 0)
         latents = _check_sites(first)
-        _check_static(model, probe, first, latents)
+        others = _mixed_company({name: domain[name] for name in columns}, np.random.default_rng(1))
+        _check_static(first, _prototype(model, {k: v[: _PROBE - 1] for k, v in others.items()}, 1), latents)
         built = _build(model, first, latents, probe, columns)
         _check_pure(built, {name: values[0] for name, values in probe.items()})
         _check_prior_ignores_records(built, model, probe, latents)
@@ -205,17 +206,10 @@ def _is_factor(site: Mapping[str, Any]) -> bool:
     return site["type"] == "sample" and type(site["fn"]).__name__ == "Unit"
 
 
-def _check_static(model: Callable[..., Any], probe: Record, first: Mapping[str, Any], latents: list[str]) -> None:
-    """Compare a trace with one of other draws, and shapes with those for one record less."""
-    second = _prototype(model, probe, 1)
-
-    def values(records: Record) -> dict[str, Array]:
-        traced = _prototype(model, records, 0)
-        return {name: traced[name]["value"] for name in latents}
-
-    fewer = jax.eval_shape(values, {name: column[:-1] for name, column in probe.items()})
+def _check_static(first: Mapping[str, Any], second: Mapping[str, Any], latents: list[str]) -> None:
+    """Compare two traces, the second of one record less, and other ones."""
     for name in latents:
-        shape, other = np.shape(first[name]["value"]), fewer[name].shape
+        shape, other = (np.shape(trace[name]["value"]) for trace in (first, second))
         if shape != other:
             raise InvalidModel(
                 f"site {name!r} has shape {shape} for {_PROBE} records and {other} for {_PROBE - 1}: a latent variable may not "
@@ -224,7 +218,8 @@ def _check_static(model: Callable[..., Any], probe: Record, first: Mapping[str, 
             )
         if first[name]["fn"].support != second[name]["fn"].support:
             raise InvalidModel(
-                f"the support of site {name!r} depends on another latent variable; reparametrise it to a fixed support.",
+                f"the support of site {name!r} depends on another latent variable or on the records; reparametrise it to a fixed "
+                "support.",
                 site=name,
             )
 

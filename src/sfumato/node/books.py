@@ -145,7 +145,7 @@ class Books:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def budget(self, analyst: str, studies: Iterable[str]) -> OwnBudget:
-        """What an analyst may still spend, by their own spending alone; see `OwnBudget` for what is not told."""
+        """What an analyst may still spend, by their own spending alone; see `OwnBudget`."""
         mine = self.analyst(analyst)
         left = mine.cap - mine.spent
         whole = self._purse(self._budgets.analysts.get(analyst, self._budgets.per_analyst), left)

@@ -148,7 +148,7 @@ def held(listen: Listen) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
         try:
             found = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            sockets = [_bound(stack, family, address) for family, _, _, _, address in found]
+            sockets = _all_bound(stack, list(dict.fromkeys((family, address) for family, _, _, _, address in found)))
         except OSError as error:
             raise _not_ours(listen, error) from None
         yield sockets
@@ -161,6 +161,21 @@ def let_in(listen: Listen, sockets: list[socket.socket]) -> None:
             one.listen()
     except OSError as error:
         raise _not_ours(listen, error) from None
+
+
+def _all_bound(stack: ExitStack, places: list[tuple[int, Any]]) -> list[socket.socket]:
+    """All addresses of a name, without those this machine lacks (localhost is often an IPv6 one too); one at least."""
+    sockets, missing = [], OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for family, address in places:
+        try:
+            sockets.append(_bound(stack, family, address))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            missing = error
+    if not sockets:
+        raise missing
+    return sockets
 
 
 def _bound(stack: ExitStack, family: int, address: Any) -> socket.socket:

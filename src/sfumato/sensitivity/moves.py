@@ -6,6 +6,7 @@ of that kind, and NumPy does it as it stands.
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import jax
@@ -16,30 +17,39 @@ from jax.extend.core import ClosedJaxpr, Literal
 from sfumato.sensitivity.interval import Array
 
 
-def _broadcast(x: np.ndarray, shape: Any, broadcast_dimensions: Any, **_: Any) -> np.ndarray:
+def _broadcast(x: np.ndarray, *, shape: Any, broadcast_dimensions: Any) -> np.ndarray:
     view = [1] * len(shape)
     for size, where in zip(x.shape, broadcast_dimensions, strict=True):
         view[where] = size
     return np.array(np.broadcast_to(x.reshape(view), shape))
 
 
-def _slice(x: np.ndarray, start_indices: Any, limit_indices: Any, strides: Any, **_: Any) -> np.ndarray:
+def _reshape(x: np.ndarray, *, new_sizes: Any, dimensions: Any) -> np.ndarray:
+    return (x if dimensions is None else np.transpose(x, dimensions)).reshape(new_sizes)
+
+
+def _slice(x: np.ndarray, *, start_indices: Any, limit_indices: Any, strides: Any) -> np.ndarray:
     steps = strides or [1] * x.ndim
     return x[tuple(slice(*at) for at in zip(start_indices, limit_indices, steps, strict=True))]
 
 
+# Each names all that it is told; whoever is told more is not known here.
 _MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast,
-    "concatenate": lambda *x, dimension, **_: np.concatenate(x, dimension),
-    "copy": lambda x, **_: x,
-    "copy_p": lambda x, **_: x,
-    "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes),
-    "rev": lambda x, dimensions, **_: np.flip(x, dimensions),
+    "concatenate": lambda *x, dimension: np.concatenate(x, dimension),
+    "copy": lambda x: x,
+    "copy_p": lambda x: x,
+    "reshape": _reshape,
+    "rev": lambda x, *, dimensions: np.flip(x, dimensions),
     "slice": _slice,
-    "split": lambda x, sizes, axis, **_: np.split(x, np.cumsum(sizes)[:-1], axis),
-    "squeeze": lambda x, dimensions, **_: np.squeeze(x, dimensions),
-    "stop_gradient": lambda x, **_: x,
-    "transpose": lambda x, permutation, **_: np.transpose(x, permutation),
+    "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
+    "stop_gradient": lambda x: x,
+    "transpose": lambda x, *, permutation: np.transpose(x, permutation),
+}
+_TOLD = {
+    name: {p.name for p in signature(how).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    for name, how in _MOVES.items()
 }
 
 
@@ -77,12 +87,18 @@ def _run(program: ClosedJaxpr, numbers: list[np.ndarray]) -> list[np.ndarray] | 
         operands = [read(v) for v in equation.invars]
         if equation.primitive.name in ("jit", "pjit"):
             outs: Any = _run(equation.params["jaxpr"], operands)
-        elif (how := _MOVES.get(equation.primitive.name)) is not None:
-            found = how(*operands, **equation.params)
-            outs = found if equation.primitive.multiple_results else [found]
         else:
-            outs = None
+            outs = _done(equation, operands)
         if outs is None:
             return None
         known |= dict(zip(equation.outvars, outs, strict=True))
     return [read(v) for v in program.jaxpr.outvars]
+
+
+def _done(equation: Any, operands: list[np.ndarray]) -> list[np.ndarray] | None:
+    name = equation.primitive.name
+    told = {key: value for key, value in equation.params.items() if not (key == "sharding" and value is None)}
+    if name not in _MOVES or set(told) != _TOLD[name]:
+        return None
+    found = _MOVES[name](*operands, **told)
+    return list(found) if equation.primitive.multiple_results else [found]

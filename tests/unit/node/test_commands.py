@@ -135,3 +135,17 @@ def test_a_study_file_may_name_a_node_in_place_of_data(tmp_path, monkeypatch):
     path.write_text(STUDY + 'path = "people.csv"\n')
     with pytest.raises(InvalidInput, match="not both"):
         read_study(path)
+
+
+def test_a_name_with_the_same_address_twice_or_with_one_that_is_not_here_is_served(monkeypatch):
+    """As localhost often is: twice in the hosts file, or as an IPv6 address of a machine that has none."""
+    listen = Listen(host="localhost", port=0)
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    away = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [here, away, here])
+    with held(listen) as sockets:
+        let_in(listen, sockets)
+        assert [one.getsockname()[0] for one in sockets] == ["127.0.0.1"]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [away])
+    with pytest.raises(InvalidInput, match="cannot be had"), held(listen):
+        pass

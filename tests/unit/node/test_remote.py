@@ -90,7 +90,7 @@ def test_draws_over_the_wire_are_the_local_ones_bit_for_bit(alice, folder, name,
     else:
         centre, information = np.array([-0.8]), np.array([[500.0]])
         kernel, sigma = ReferenceLangevin(np.eye(1) * 0.05, 0.3, study.model.log_prior, centre, information, 12.0), 2.0
-    rounds = Rounds(study.model, [door], run_id="bits")
+    rounds = Rounds(study.model, [door], run_id="bits", ahead=32)
     remote = drive(study, kernel, sigma, rounds, PublicStream(3, CHAINS))
     here = local(study, kernel, sigma)
     assert 0 < here["accepted"].mean() < 1

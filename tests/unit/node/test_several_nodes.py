@@ -63,7 +63,8 @@ def test_the_chain_over_nodes_is_that_of_one_table(nodes, owners, monkeypatch, n
         approved, study, _ = owner.study(load(nodes[0].folder, name), kernel=wanted)
         doors.append(owner.door(approved, study.model.fingerprint(), epsilon=2.0, delta=1e-6, run_id=f"bits-{kind}"))
     kernel, sigma = kernel_for(kind, study)
-    several = drive(study, kernel, sigma, Rounds(study.model, doors, run_id=f"bits-{kind}"), PublicStream(3, CHAINS))
+    rounds = Rounds(study.model, doors, run_id=f"bits-{kind}", ahead=32)
+    several = drive(study, kernel, sigma, rounds, PublicStream(3, CHAINS))
     real = lattice.choose_gamma  # one owner with all the noise, on the lattice that two agree on
     monkeypatch.setattr(lattice, "choose_gamma", lambda sigma, n: real(sigma / len(NAMES) ** 0.5, n))
     one = local(study, kernel, sigma)

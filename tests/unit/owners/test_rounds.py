@@ -71,18 +71,15 @@ def states_of(case, stream):
         return State(theta, jax.vmap(case.study.model.log_prior)(theta), directions, pending)
 
 
-def drive(case, access, stream, sizes, expected=2**58):
+def drive(case, access, stream, sizes):
     """Some chunks; the transcript in one piece."""
     states, parts = states_of(case, stream), []
     access.begin(case.kernel, case.sigma, states)
     for size in sizes:
-        left = size
-        while left:
-            chunk = access.chunk(states, stream.peek(case.kernel, size), left, expected)
-            states, left = chunk.states, left - chunk.steps
-            stream.consume(chunk.steps)
-            parts.append(chunk.transcript)
-            assert access.left >= 0  # asked after every chunk, as the sampler does
+        chunk = access.chunk(states, stream.peek(case.kernel, size), size, 2**58)
+        states = chunk.states
+        stream.consume(chunk.steps)
+        parts.append(chunk.transcript)
     access.close()
     names = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted", "t_noisy")
     return {
@@ -108,9 +105,9 @@ def door_of(case, ledger, name="a", table=None, source=Fixed, cap=CAP):
     return LocalDoor(desk, facts_of(case.study, desk, name, 1.0, 1e-6, 1.0, "refuse", "float64", True))
 
 
-def by_rounds(case, sizes=(STEPS,)):
+def by_rounds(case, sizes=(STEPS,), ahead=0):
     with Ledger.in_memory(CAP) as ledger:
-        rounds = Rounds(case.study.model, [door_of(case, ledger)], run_id="run")
+        rounds = Rounds(case.study.model, [door_of(case, ledger)], run_id="run", ahead=ahead)
         return drive(case, rounds, PublicStream(1, CHAINS), sizes)
 
 

@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import lax
 
+import sfumato as sf
 from sfumato.sensitivity.moves import _MOVES, move
 from sfumato.sensitivity.shapes import structural_names
 
@@ -16,6 +19,8 @@ KNOWN = {
     "broadcast ones": (lambda x: jnp.broadcast_to(x[:, :1], (2, 3, 4)), X),
     "concatenate": (lambda x, y: lax.concatenate([x, y], 1), X, -X),
     "reshape": (lambda x: lax.reshape(x, (6, 4)), X),
+    "reshape, columns first": (lambda x: jnp.ravel(x, order="F"), X),
+    "reshape, columns first, entry by entry": (jax.vmap(lambda x: jnp.ravel(x, order="F"), -1, -1), X),
     "rev": (lambda x: lax.rev(x, (0, 2)), X),
     "slice": (lambda x: lax.slice(x, (0, 1, 0), (2, 3, 4), (1, 1, 2)), X),
     "split": (lambda x: lax.split(x, (1, 3), 2), X),
@@ -72,3 +77,23 @@ def test_inside_a_program_that_is_traced_the_numbers_are_plain():
 
 def test_every_move_is_one_of_those_the_bounds_know():
     assert set(_MOVES) <= set(structural_names())
+
+
+def test_a_bound_holds_where_constants_and_records_are_read_column_by_column():
+    weights = np.array([[1.0, 50.0], [0.0, 0.0], [0.0, 0.0]])
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        turned = jax.vmap(lambda row: jnp.ravel(row.reshape(3, 2), order="F"))(x)
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(b * (x @ jnp.ravel(weights, order="F") + turned[:, 1]), 1.0), obs=y)
+
+    top = np.array([1.0, 0.001, 1.0, 1.0, 1.0, 1.0])
+    domain = {"x": sf.Box(np.zeros(6), top, shape=(6,)), "y": sf.Interval(-1.0, 1.0)}
+    lo, hi = sf.certify(model, domain, {"b": 0.1}, {"b": 0.2})
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 2, (4096, 6)) * top, rng.choice([-1.0, 1.0], 4096)
+    mean = x @ weights.ravel(order="F") + x.reshape(-1, 3, 2).transpose(0, 2, 1).reshape(-1, 6)[:, 1]
+    ratio = -((y - 0.2 * mean) ** 2) / 2 + (y - 0.1 * mean) ** 2 / 2
+    assert lo <= ratio.min() < -30
+    assert ratio.max() <= hi
