@@ -138,7 +138,7 @@ class Rounds:
         self._chain: _WalkRounds | _LangevinRounds | _ReferenceRounds | None = None
         self._failure: Exception | None = None
         self._left = 0
-        self._ahead: Statistics | None = None
+        self._statistics: Statistics | None = None
         self.ahead = ahead
 
     @property
@@ -225,7 +225,7 @@ class Rounds:
 
     def ask_step(self, kind: str, question: Question, size: int, gamma: float) -> Added:
         """Ask all owners about the step under way, and add their answers."""
-        mark = self._ahead.mark if self._ahead is not None else ""
+        mark = self._statistics.mark if self._statistics is not None else ""
         return self.add(f"{self.step}/{kind}{mark}", question, size, gamma)
 
     def add(self, name: str, question: Question, size: int, gamma: float) -> Added:
@@ -249,9 +249,9 @@ class Rounds:
 
     def statistics(self) -> np.ndarray:
         """Langevin's noisy statistics of the step under way, a row for each chain."""
-        if self._ahead is None:
+        if self._statistics is None:
             raise RuntimeError("only Langevin asks for statistics.")
-        return self._ahead.at(self.step)
+        return self._statistics.at(self.step)
 
     # -- the pilot ------------------------------------------------------------------------------------------------
 
@@ -305,13 +305,13 @@ class Rounds:
                     f"{self._doors[0].name!r}; nothing was asked of the chain.",
                     owner=door.name,
                 )
-        self._ahead = None
+        self._statistics = None
         if isinstance(kernel, Langevin):
 
             def ask(name: str, question: Question, size: int) -> np.ndarray:
                 return self.add(name, question, size, first_gamma).numbers
 
-            self._ahead = Statistics(ask, chains, len(kernel.matrix), self.ahead)
+            self._statistics = Statistics(ask, chains, len(kernel.matrix), self.ahead)
         with jax.enable_x64(True):
             if isinstance(kernel, ReferenceLangevin):
                 self._chain = _ReferenceRounds(self, self._model, kernel, sigma, gamma, first_gamma)
