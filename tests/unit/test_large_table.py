@@ -1,5 +1,8 @@
 """A large table is planned for before it is read, and what was compiled is dropped between stages: nothing else changes."""
 
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pyarrow
@@ -10,7 +13,7 @@ import sfumato as sf
 from sfumato import sampler
 from sfumato.errors import InvalidData, InvalidInput, PlanTooWeak
 from sfumato.vault import records, vault
-from sfumato.vault.trim import forget_compiled
+from sfumato.vault.trim import forget_compiled, trim
 
 FAMILY = sf.families.Bernoulli()
 N = 400
@@ -95,3 +98,17 @@ def test_a_function_compiled_before_works_after_everything_was_dropped():
     assert double(3) == 6
     forget_compiled()
     assert double(4) == 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there are pages of code let go of")
+def test_code_is_let_go_of_and_runs_on_when_it_is_needed():
+    def file_pages():
+        return next(
+            int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "RssFile" in line
+        )
+
+    jax.jit(lambda x: x @ x.T)(np.eye(7))
+    before = file_pages()
+    trim(code=True)
+    assert file_pages() < 0.7 * before
+    assert float(jax.jit(lambda x: (x @ x.T).sum())(np.eye(11))) == 11

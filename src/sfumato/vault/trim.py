@@ -6,7 +6,9 @@ several gigabytes that does not matter; beside one of a few hundred megabytes it
 
 import ctypes
 import gc
+import mmap
 import sys
+from collections.abc import Iterator
 
 import jax
 
@@ -14,16 +16,37 @@ LARGE = 1 << 24
 """Numbers in a table from which on its memory, 64 MB and more, and that of what was compiled are worth keeping apart."""
 
 
-def trim() -> None:
-    """Return free memory to the system where the C library can (glibc), and what Arrow kept of a file it has read."""
+def trim(*, code: bool = False) -> None:
+    """Return free memory to the system where the C library can (glibc), and what Arrow kept of a file it has read.
+
+    With `code`, also the pages of libraries' machine code that were read so far: XLA's compiler, Arrow and all the others have
+    some 130 MB of them, and the next stage of a run needs a part.
+    """
     if (arrow := sys.modules.get("pyarrow")) is not None:
         arrow.default_memory_pool().release_unused()
     if sys.platform != "linux":
         return
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError):
-        return
+    library = ctypes.CDLL(None)
+    if (trim_heap := getattr(library, "malloc_trim", None)) is not None:
+        trim_heap(0)
+    if code and (advise := getattr(library, "madvise", None)) is not None:
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for start, end in _code_of_libraries():
+            advise(start, end - start, mmap.MADV_DONTNEED)  # where advice is not taken, nothing is lost
+
+
+def _code_of_libraries() -> Iterator[tuple[int, int]]:
+    """Where the machine code of shared libraries lies in this process.
+
+    Its pages are clean copies of a file, read again when they are next run. Only code is given, mapped `r-x`: what a library may
+    have written to, the file does not hold.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            parts = line.split(maxsplit=5)  # addresses, rights, offset, device, inode, and of a file its path
+            if len(parts) > 5 and parts[1] == "r-xp" and ".so" in parts[5]:
+                start, end = parts[0].split("-")
+                yield int(start, 16), int(end, 16)
 
 
 def forget_compiled() -> None:
@@ -35,4 +58,4 @@ def forget_compiled() -> None:
     """
     jax.clear_caches()  # type: ignore[no-untyped-call]
     gc.collect()
-    trim()
+    trim(code=True)

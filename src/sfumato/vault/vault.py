@@ -88,7 +88,8 @@ class Vault:
         self._near = near if near is not None else Reference(model, domain)
         with jax.enable_x64(True):
             self._records = records.on_device()
-        trim()
+        self._large = sum(column.size for column in self._records.columns.values()) >= LARGE
+        trim(code=self._large)
         self._pools: list[NoisePool] = []
         self._run: Callable[[State, Draw, int, int], scan.Answered] | None = None
         self._enter: Callable[[State], Array] | None = None
@@ -140,13 +141,13 @@ class Vault:
             answer = (np.asarray(total) + noise).astype(np.float64) * gamma
         block.settle(charge)
         if fresh:
-            trim()
+            trim(code=self._large)
         return answer
 
     def forget(self) -> None:
         """Drop what was compiled for releases: the pilot is over. Of a large table, drop all that was compiled so far."""
         self._sums.clear()
-        if sum(column.size for column in self._records.columns.values()) >= LARGE:
+        if self._large:
             forget_compiled()
         else:
             trim()
@@ -167,7 +168,7 @@ class Vault:
             else:
                 self._begin_walk(kernel, sigma, len(states.theta))
             self._start_over(states)
-        trim()  # of what the first pass took to compile: the loop is compiled at the first chunk
+        trim(code=self._large)  # of what the first pass took to compile: the loop is compiled at the first chunk
 
     def begin_each(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
         """The same for chains that have a reference point each (with one step size and one trust region): many runs at once."""
