@@ -32,6 +32,7 @@ from sfumato.checkpoint import Checkpoint
 from sfumato.domain import Domain, from_dict
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerError
 from sfumato.families.base import Family
+from sfumato.haste import hastily
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.noise_aware import check_distinct
 from sfumato.owner import Owner
@@ -436,12 +437,18 @@ def _check_bounds(doors: Sequence[Door], bounds: Mapping[str, float]) -> None:
 
 def _bring_inside(chain: sampler.Chain, bound: float) -> None:
     """Move a start that the owners do not answer for to the plan's centre, which they do."""
-    with jax.enable_x64(True):
-        states = chain.states
+    log_prior_of = jax.vmap(chain.study.model.log_prior)
+
+    @hastily
+    def moved(states: State, centre: np.ndarray) -> State:
         outside = jnp.any(jnp.abs(states.theta) > bound, axis=-1)
-        theta = jnp.where(outside[:, None], jnp.asarray(chain.plan.picture.centre), states.theta)
-        log_prior = jnp.where(outside, jax.vmap(chain.study.model.log_prior)(theta), states.log_prior)
-        chain.states = State(theta, log_prior, states.direction, states.pending)
+        theta = jnp.where(outside[:, None], centre, states.theta)
+        log_prior = jnp.where(outside, log_prior_of(theta), states.log_prior)
+        return State(theta, log_prior, states.direction, states.pending)
+
+    if np.isfinite(bound):
+        with jax.enable_x64(True):
+            chain.states = moved(chain.states, chain.plan.picture.centre)
 
 
 def check_agree(facts: Sequence[Facts], study: Study) -> None:

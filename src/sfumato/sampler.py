@@ -554,8 +554,7 @@ def first_cost(kernel: Kernel | Langevin, study: Study) -> float:
         return (study.near.at(kernel.centre, kernel.matrix).gradients.diameter / kernel.proposal_sigma) ** 2
     if not isinstance(kernel, Langevin) or study.family is None:
         return 0.0
-    with jax.enable_x64(True):
-        return (float(study.family.whitened_diameter(jnp.asarray(kernel.matrix))) / kernel.proposal_sigma) ** 2
+    return (study.family.known_diameter(kernel.matrix) / kernel.proposal_sigma) ** 2
 
 
 def _blank(name: str, chain: Chain) -> np.ndarray:

@@ -142,7 +142,7 @@ def chain(folder, owner, seen: dict):
         theta = jnp.full((CHAINS, 1), -0.85)
         states = State(
             theta,
-            jax.vmap(study.model.log_prior)(theta),
+            jax.jit(jax.vmap(study.model.log_prior))(theta),
             jnp.asarray(stream.directions(1)),
             jnp.full(theta.shape, jnp.nan),
         )

@@ -93,7 +93,10 @@ def test_a_second_query_dearer_than_64_bits_is_not_released():
             kernel = ReferenceLangevin(np.eye(2), 0.01, study.model.log_prior, np.zeros(2), np.eye(2), 1e6)
             theta = jnp.zeros((chains, 2))
             states = State(
-                theta, jax.vmap(study.model.log_prior)(theta), jnp.ones((chains, 2)), jnp.full(theta.shape, jnp.nan)
+                theta,
+                jax.jit(jax.vmap(study.model.log_prior))(theta),
+                jnp.ones((chains, 2)),
+                jnp.full(theta.shape, jnp.nan),
             )
         vault.begin(kernel, sigma, states)
         chunk = vault.chunk(states, stream.peek(kernel, 8), 8, cap)

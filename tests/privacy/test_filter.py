@@ -39,7 +39,7 @@ def compiled():
         kernel = RandomWalk(np.eye(1) * 0.5, 1.0)
         with jax.enable_x64(True):
             theta = jax.numpy.zeros((CHAINS, 1))
-            states = State(theta, jax.vmap(STUDY.model.log_prior)(theta), jax.numpy.ones((CHAINS, 1)))
+            states = State(theta, jax.jit(jax.vmap(STUDY.model.log_prior))(theta), jax.numpy.ones((CHAINS, 1)))
         vault.begin(kernel, 1.5, states)
         yield vault, kernel, states
         vault.close()

@@ -85,7 +85,7 @@ def answers(data, count, monkeypatch):
     stream, kernel = PublicStream(3, 2), Guided(np.eye(4) * 0.1, 1.0)
     with jax.enable_x64(True):
         theta = jnp.zeros((2, 4))
-        states = State(theta, jax.vmap(study.model.log_prior)(theta), jnp.asarray(stream.directions(4)))
+        states = State(theta, jax.jit(jax.vmap(study.model.log_prior))(theta), jnp.asarray(stream.directions(4)))
     vault.begin(kernel, 1.0, states)
     try:
         chunk = vault.chunk(states, stream.peek(kernel, 50), 50, 2**62)

@@ -56,7 +56,7 @@ def starting_states(
         theta = jnp.broadcast_to(jnp.asarray(start, dtype=float), (chains, study.model.dim))
         direction = jnp.asarray(stream.directions(kernel.matrix.shape[1]))
         pending = jnp.full(theta.shape, jnp.nan) if isinstance(kernel, Langevin) else None
-        return State(theta, jax.vmap(study.model.log_prior)(theta), direction, pending)
+        return State(theta, jax.jit(jax.vmap(study.model.log_prior))(theta), direction, pending)
 
 
 class Endless:
@@ -90,7 +90,7 @@ def grid_posterior(study: Study, data: dict[str, Any], lo: float, hi: float, siz
         def log_density(t: Any) -> Any:
             return study.model.log_prior(t[None]) + one(t[None], table).sum()
 
-        values = jax.lax.map(log_density, points, batch_size=512)
+        values = jax.jit(lambda at: jax.lax.map(log_density, at, batch_size=512))(points)
         weight = jnp.exp(values - values.max())
         return np.asarray(points), np.asarray(weight / weight.sum())
 

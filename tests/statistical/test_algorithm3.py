@@ -53,7 +53,9 @@ def chain(family, bundles, kernel, start, take=None, xi=None, chains=CHAINS, ste
     stream = PublicStream(3, chains)
     with jax.enable_x64(True):
         theta = jnp.broadcast_to(jnp.asarray(start, dtype=float), (chains, model.dim))
-        states = State(theta, jax.vmap(model.log_prior)(theta), jnp.asarray(stream.directions(kernel.matrix.shape[1])))
+        states = State(
+            theta, jax.jit(jax.vmap(model.log_prior))(theta), jnp.asarray(stream.directions(kernel.matrix.shape[1]))
+        )
     total = sum(b.xi for b in bundles)
     question = Question(family, model, kernel, sum(b.n for b in bundles), xi or total, 1.0)
     rows, whole = run_chain(question, states, stream, steps, take or (lambda count: _take(bundles, count)))

@@ -161,22 +161,23 @@ def test_the_log_ratio_is_that_of_the_proposal_as_a_normal_density():
     root = np.linalg.cholesky(np.cov(rng.normal(size=(3, 30))) * 0.01)
     with jax.enable_x64(True):
         likelihood = jax.jit(jax.vmap(study.model.log_likelihood, (None, 0)))
+        log_prior, slope = jax.jit(study.model.log_prior), jax.jit(jax.grad(lambda t: likelihood(t, data).sum()))
         for h in (0.2, 2.0):
             centre = rng.normal(size=3) * 0.2
             kernel = ReferenceLangevin(root, h, study.model.log_prior, centre, np.eye(3) * 40.0 + 3.0, 9.0)
-            s_n = np.asarray(jax.grad(lambda t: likelihood(t, data).sum())(jnp.asarray(centre)))
+            s_n, pull, turns = np.asarray(slope(centre)), jax.jit(kernel.pull), jax.jit(kernel.turn)
             covariance = h * (1 - h / 4) * root @ root.T
 
-            def log_q(there, here, kernel=kernel, s_n=s_n, h=h, covariance=covariance):
-                mean = here + h / 2 * root @ root.T @ (np.asarray(kernel.pull(here)) + s_n)
-                return stats.multivariate_normal(mean, covariance).logpdf(np.asarray(there))
+            def log_q(there, here, pull=pull, s_n=s_n, h=h, covariance=covariance):
+                mean = here + h / 2 * root @ root.T @ (np.asarray(pull(here)) + s_n)
+                return stats.multivariate_normal(mean, covariance).logpdf(there)
 
             for _ in range(3):
-                a, b = (jnp.asarray(rng.normal(size=3) * 0.3) for _ in range(2))
-                turn = jax.jit(kernel.turn)(a, b)
+                a, b = rng.normal(size=(2, 3)) * 0.3
+                turn = turns(a, b)
                 change = float((likelihood(b, data) - likelihood(a, data)).sum())
                 ours = float(turn.log_ratio) + change - float(s_n @ turn.direction)
-                prior = float(study.model.log_prior(b) - study.model.log_prior(a))
+                prior = float(log_prior(b) - log_prior(a))
                 assert ours == pytest.approx(prior + change + log_q(a, b) - log_q(b, a), rel=1e-8, abs=1e-6)
 
 
@@ -191,7 +192,10 @@ def small_vault(ledger, cap, h=0.5, sigma=0.4, chains=2):
     with jax.enable_x64(True):
         theta = jnp.full((chains, 1), MEAN)
         states = State(
-            theta, jax.vmap(STUDY.model.log_prior)(theta), jnp.ones((chains, 1)), jnp.full((chains, 1), jnp.nan)
+            theta,
+            jax.jit(jax.vmap(STUDY.model.log_prior))(theta),
+            jnp.ones((chains, 1)),
+            jnp.full((chains, 1), jnp.nan),
         )
     kernel = kernel_of(h)
     vault.begin(kernel, sigma, states)
@@ -268,7 +272,7 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
         counted = records.Records({k: v[:30] for k, v in plain.columns.items()}, N, np.full(30, 2))
         monkeypatch.setattr(reference, "BLOCK", 7)
         a, b = jnp.array([MEAN]), jnp.array([MEAN + 0.4])
-        turn = kernel.turn(a, b)
+        turn = jax.jit(kernel.turn)(a, b)
         lo, hi = jax.jit(STUDY.near.range)(point.anchor, a, b, b - a - turn.direction)
         clamp = reference.lattice.clamp_for(lo, hi, question.gamma_scalar, N)
         slope = jnp.stack([turn.direction, point.centre])
@@ -277,8 +281,8 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
         for table in (plain, counted):
             rows = table.on_device()
             totals.append(np.asarray(jax.jit(lambda r: reference.exact_total(question, r, *at))(rows)))
-            kept = reference.terms(question, rows, a)
-            gradients = reference.all_gradients(question, rows, point.centre)
+            kept = jax.jit(lambda r: reference.terms(question, r, a))(rows)
+            gradients = jax.jit(lambda r: reference.all_gradients(question, r, point.centre))(rows)
             for own in (gradients, None):
                 total, _ = jax.jit(lambda r, k, g: reference.scalar_sum(question, r, (a, k), b, slope, clamp, g))(
                     rows, kept, own

@@ -32,7 +32,8 @@ def test_prior_and_likelihood_add_up_to_numpyros_own_density_with_jacobians():
     with jax.enable_x64(True):
         theta = model.sample_prior(jax.random.key(1))
         values = model.constrain(theta)
-        ours = model.log_prior(theta) + sum(model.log_likelihood(theta, {"x": x[i], "y": y[i]}) for i in range(7))
+        terms = jax.jit(jax.vmap(model.log_likelihood, (None, 0)))(theta, {"x": x, "y": y})
+        ours = jax.jit(model.log_prior)(theta) + terms.sum()
         numpyros, _ = log_density(regression, (x, y), {}, values)
         jacobian = jnp.sum(jnp.log(values["scale"]))
         simplex = dist.biject_to(dist.constraints.simplex)
@@ -359,6 +360,44 @@ def test_a_prior_that_counts_the_records_is_refused():
     assert caught.value.site == "m"
 
 
+@pytest.mark.parametrize("held", ["number", "array", "array of an inner program"])
+def test_a_model_like_one_that_passed_is_still_tried(held):
+    """The same words, another number: what passed once is known by its numbers too."""
+
+    def mixing_by(amount):
+        table = jnp.array([0.0, amount])
+        inner = jax.jit(lambda shift: table[1] * shift)
+
+        def model(y):
+            b = numpyro.sample("b", dist.Normal(0, 1))
+            shift = amount * jnp.mean(y)
+            if held != "number":
+                shift = inner(jnp.mean(y)) if "inner" in held else table[1] * jnp.mean(y)
+            with numpyro.plate("people", y.shape[0]):
+                numpyro.sample("obs", dist.Bernoulli(logits=b + shift), obs=y)
+
+        return model
+
+    passed = from_numpyro(mixing_by(0.0), {"y": sf.Binary()})
+    assert from_numpyro(mixing_by(0.0), {"y": sf.Binary()}).sites == passed.sites
+    for _ in range(2):
+        with pytest.raises(InvalidModel, match="depends on other records"):
+            from_numpyro(mixing_by(5.0), {"y": sf.Binary()})
+
+
+def test_a_model_that_passed_is_tried_again_on_other_records():
+    """On one interval a clipped mean is a constant, on another it is not."""
+
+    def clipped(x):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("people", x.shape[0]):
+            numpyro.sample("obs", dist.Normal(b + jnp.clip(jnp.mean(x), 2.0, 3.0), 1.0), obs=x)
+
+    from_numpyro(clipped, {"x": sf.Interval(-1, 1)})
+    with pytest.raises(InvalidModel, match="depends on other records"):
+        from_numpyro(clipped, {"x": sf.Interval(1, 4)})
+
+
 def test_scales_count_in_the_prior_and_in_the_likelihood():
     def scaled(x, y):
         with numpyro.handlers.scale(scale=0.25):
@@ -371,7 +410,8 @@ def test_scales_count_in_the_prior_and_in_the_likelihood():
     x, y = rng.uniform(0, 2, 7), rng.integers(0, 2, 7)
     with jax.enable_x64(True):
         theta = jnp.asarray([0.7])
-        ours = model.log_prior(theta) + sum(model.log_likelihood(theta, {"x": x[i], "y": y[i]}) for i in range(7))
+        terms = jax.jit(jax.vmap(model.log_likelihood, (None, 0)))(theta, {"x": x, "y": y})
+        ours = jax.jit(model.log_prior)(theta) + terms.sum()
         numpyros, _ = log_density(scaled, (x, y), {}, {"b": 0.7})
         assert float(ours) == pytest.approx(float(numpyros), abs=1e-9)
 

@@ -15,6 +15,7 @@ A family is public and pure: it knows no data. Methods are JAX-traceable unless 
 import inspect
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from itertools import product
@@ -146,8 +147,7 @@ class Family(ABC):
 
     def diameter(self) -> float:
         r"""Sensitivity of :math:`S_n`, the paper's :math:`\nabla_2 S = \sup\lVert S(x) - S(y)\rVert_2`."""
-        with jax.enable_x64(True):
-            return float(self.whitened_diameter(jnp.eye(self.size)))
+        return self.known_diameter(np.eye(self.size))
 
     def whitened_diameter(self, matrix: Array) -> Array:
         r"""Sensitivity of :math:`A^\top S_n`: :math:`\sup\lVert A^\top(S(x) - S(y))\rVert_2`, or a proven bound of it.
@@ -166,6 +166,21 @@ class Family(ABC):
         _, _, right = jnp.linalg.svd(matrix, full_matrices=True)
         widths = jax.vmap(self.width, 1)(jnp.concatenate([matrix, matrix @ right.T], axis=1))
         return jnp.sqrt(jnp.min(jnp.sum(widths.reshape(2, columns) ** 2, axis=1)))
+
+    def known_diameter(self, matrix: np.ndarray) -> float:
+        """`whitened_diameter` as a number. Not traceable."""
+        with jax.enable_x64(True):
+            return float(self._numbers.diameter(matrix))
+
+    def known_ranges(self, directions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lowest and highest v'S over the record domain for every row v, as numbers. Not traceable."""
+        with jax.enable_x64(True):
+            below, above = self._numbers.supports(-np.asarray(directions)), self._numbers.supports(directions)
+            return -np.asarray(below, np.float64), np.asarray(above, np.float64)
+
+    @cached_property
+    def _numbers(self) -> "_Numbers":
+        return _Numbers(hastily(self.whitened_diameter), hastily(jax.vmap(self.support)))
 
     @property
     def finite(self) -> bool:
@@ -211,7 +226,12 @@ class Family(ABC):
     def draw(self, values: Values, key: Array, size: int) -> dict[str, Array]:
         """Draw records from the family itself, before they meet the declared domain. Not traceable in `size`."""
         (name,) = self.domain
-        return {name: self.distribution(values).sample(key, (size,))}
+        return {name: self._sampler(values, key, size)}
+
+    @cached_property
+    def _sampler(self) -> Callable[[Values, Array, int], Array]:
+        """Compiled whole: operation by operation, NumPyro's samplers are dozens of programs."""
+        return jax.jit(lambda values, key, size: self.distribution(values).sample(key, (size,)), static_argnums=2)
 
     def sample(self, values: Values, key: Array, size: int) -> dict[str, np.ndarray]:
         """Draw made-up records, moved into the declared domain. Not traceable."""
@@ -230,7 +250,7 @@ class Family(ABC):
         """Draw the sites a few times from the prior: points to try things at. Not traceable."""
         own = self.prior is None and type(self).__module__.startswith("sfumato.")
         drawn = _draws_of(_Said(self), seed) if own else _draw_prior(self, seed)
-        return [{name: jnp.asarray(column[i], column.dtype) for name, column in drawn.items()} for i in range(_PROBES)]
+        return [{name: jax.device_put(column[i]) for name, column in drawn.items()} for i in range(_PROBES)]
 
     def log_likelihood(self, values: Values, record: Record) -> Array:
         r"""One record's :math:`\varphi(\theta)^\top S(y) + \log g(\theta)`; log h(y), which cancels, is left out."""
@@ -240,6 +260,10 @@ class Family(ABC):
     def to_model(self) -> Model:
         """Turn the family into a `Model`: unconstrained through NumPyro's bijections, Jacobians in the prior."""
         return self._model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What it was made of: programs that it keeps are compiled again where it goes."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_model", "_numbers", "_sampler")}
 
     @cached_property
     def _model(self) -> Model:
@@ -310,6 +334,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | bool | None) else np.asarray(value).tolist()
 
 
+class _Numbers(NamedTuple):
+    """A family's sensitivities, each compiled whole: operation by operation they are dozens of programs."""
+
+    diameter: Callable[[np.ndarray], Array]
+    supports: Callable[[np.ndarray], Array]
+
+
 class _Said:
     """One of our families with its own prior, known by all that it says of itself: what was drawn for one serves its equals."""
 
@@ -356,7 +387,7 @@ def _build(family: Family) -> Model:
     transforms = {name: biject_to(prior.given(name, probes[0]).support) for name in names}
     for parameter in parameters:
         _check_prior(parameter, prior, probes)
-    free = {name: np.shape(transforms[name].inv(probes[0][name])) for name in names}
+    free = {name: jax.eval_shape(transforms[name].inv, probes[0][name]).shape for name in names}
     sites = tuple(Site(p.name, p.shape, int(np.prod(free[p.name], dtype=int))) for p in parameters)
     splits = np.cumsum([site.size for site in sites])[:-1].tolist()
 
@@ -385,7 +416,7 @@ def _build(family: Family) -> Model:
         return total
 
     def sample_records(theta: Array, key: Array, size: int) -> dict[str, np.ndarray]:
-        return family.sample(constrain(jnp.asarray(theta)), key, size)
+        return family.sample(hastily(constrain)(theta), key, size)
 
     return Model(
         sites=sites,
@@ -407,7 +438,7 @@ def _check_prior(parameter: Parameter, prior: Joint, probes: list[dict[str, Arra
         raise InvalidModel(
             f"the prior of site {name!r} must have shape {shape}, got {np.shape(probes[0][name])}.", site=name
         )
-    if drawn.support.is_discrete or not all(bool(np.all(constraint(values[name]))) for values in probes):
+    if drawn.support.is_discrete or not all(np.all(constraint(np.asarray(v[name]))) for v in probes):
         raise InvalidModel(
             f"the prior of site {name!r} must stay within {constraint}, and {type(drawn).__name__} does not; choose a "
             "prior with that support or a smaller one.",

@@ -5,7 +5,9 @@ that plate. Everything else would either make one record's term depend on other 
 per person. Such models are refused here, by the name of the site that is the matter.
 """
 
+import hashlib
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from numpyro.distributions import biject_to
 
 from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidInput, InvalidModel
-from sfumato.haste import hastily
+from sfumato.haste import HASTE
 from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
 
 _PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
@@ -338,10 +340,23 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a program, those of its inner programs too."""
     for equation in jaxpr.eqns:
         yield equation
-        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _equations(inner)
+        for inner in _inner(equation):
+            yield from _equations(getattr(inner, "jaxpr", inner))
+
+
+def _inner(equation: Any) -> Iterator[Any]:
+    """Programs that one operation runs, with the arrays they hold where they hold any."""
+    for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
+        if hasattr(getattr(value, "jaxpr", value), "eqns"):
+            yield value
+
+
+def _constants(program: Any) -> Iterator[Any]:
+    """All arrays that a program holds, those of its inner programs too: its text need not show them."""
+    yield from getattr(program, "consts", ())
+    for equation in getattr(program, "jaxpr", program).eqns:
+        for inner in _inner(equation):
+            yield from _constants(inner)
 
 
 def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, latents: list[str]) -> None:
@@ -356,21 +371,47 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
         ]
         return {name: jnp.sum(_density(*_observation(name, traced[name]))) for name in outside}
 
+    def same_alone(each: Callable[..., Any]) -> None:
+        few, one = each(key, dict(probe), alone)
+        for name in few:
+            if not np.allclose(few[name], one[name], rtol=1e-9, atol=0, equal_nan=True):
+                raise InvalidModel(
+                    f"the prior of site {name!r} depends on how many records the model is given; it is evaluated apart from "
+                    "them. The number of records is public: write it into the prior as a plain number.",
+                    site=name,
+                )
+
     key, alone = jax.random.key(0), {name: column[:1] for name, column in probe.items()}
-    few, one = hastily(lambda key, *given: [terms(key, records) for records in given])(key, dict(probe), alone)
-    looks_at = _looks_at_inputs(partial(terms, key), dict(probe))
-    for name in few:
-        if not np.allclose(few[name], one[name], rtol=1e-9, atol=0, equal_nan=True):
-            raise InvalidModel(
-                f"the prior of site {name!r} depends on how many records the model is given; it is evaluated apart from "
-                "them. The number of records is public: write it into the prior as a plain number.",
-                site=name,
-            )
-        if looks_at[name]:
+    _try_once(lambda key, *given: [terms(key, records) for records in given], same_alone, key, dict(probe), alone)
+    for name, looks in _looks_at_inputs(partial(terms, key), dict(probe)).items():
+        if looks:
             raise InvalidModel(
                 f"the prior of site {name!r} depends on the records; a prior must be fixed before the data are seen.",
                 site=name,
             )
+
+
+_in_order: set[str] = set()
+
+
+def _try_once(
+    function: Callable[..., Any], trial: Callable[[Callable[..., Any]], None], *given: Any, also: Any = ()
+) -> None:
+    """Put a program through a trial, unless the same program passed it before in this process: on the same made-up records.
+
+    A plan and the run after it are given the same model, and compiling what a trial runs is most of what it costs. Known are a
+    program's operations and all the numbers it holds; where a function of JAX's lies in memory is left out.
+    """
+    traced = jax.jit(function, compiler_options=HASTE).trace(*given)
+    said = [re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr))]
+    for held in jax.tree.leaves((list(_constants(traced.jaxpr)), given[1:], also)):
+        keys = jnp.issubdtype(held.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(held) if keys else held)
+        said += [str(array.dtype), str(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
+    digest = hashlib.sha256("\n".join(said).encode()).hexdigest()
+    if digest not in _in_order:
+        trial(traced.lower().compile())
+        _in_order.add(digest)
 
 
 def _looks_at_inputs(function: Callable[..., dict[str, Array]], *inputs: Any) -> dict[str, bool]:
@@ -412,14 +453,17 @@ def _check_records_are_separate(built: Model, model: Callable[..., Any], domain:
 
         return jax.vmap(one)(records)
 
-    @hastily
     def both(key: Array, records: Record) -> Any:
         theta = built.sample_prior(key)
         return together(theta, records), alone(theta, records)
 
-    for number in range(_COMPANIES):
-        records = _mixed_company(domain, np.random.default_rng(number))
-        _compare(*both(jax.random.key(number), records))
+    companies = [_mixed_company(domain, np.random.default_rng(number)) for number in range(_COMPANIES)]
+
+    def same_in_company(program: Callable[..., Any]) -> None:
+        for number, records in enumerate(companies):
+            _compare(*program(jax.random.key(number), records))
+
+    _try_once(both, same_in_company, jax.random.key(0), companies[0], also=companies)
 
 
 def _compare(joint: Mapping[str, Array], separate: Mapping[str, Array]) -> None:

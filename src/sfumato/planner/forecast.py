@@ -186,8 +186,8 @@ def limit_ess(
 def family_limit_ess(family: Family, model: Model, picture: Picture, mu: float) -> float:
     r"""Give the same limit from the family's own diameter: :math:`A^\top J^\top S`, J the derivative of the natural parameter."""
     jacobian = hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(picture.centre))
-    root = jacobian @ jax.device_put(np.linalg.cholesky(picture.covariance))
-    return float(mu**2 / max(float(family.whitened_diameter(root)) ** 2, 1e-300))
+    root = np.asarray(jacobian) @ np.linalg.cholesky(picture.covariance)
+    return float(mu**2 / max(family.known_diameter(root) ** 2, 1e-300))
 
 
 def choose(
@@ -261,7 +261,7 @@ def choose_langevin(
     and :math:`w_2^2/\sigma^2` for the correction, whose mean is taken over typical moves.
     """
     root = np.linalg.cholesky(picture.covariance)
-    first = float(family.whitened_diameter(jax.device_put(root))) ** 2 / 4
+    first = family.known_diameter(root) ** 2 / 4
     public = public_part(family, model, n)
     z = np.random.default_rng(0).standard_normal((2, 64, len(root)))
     around = jax.device_put(picture.centre + z[0] @ root.T)

@@ -95,10 +95,7 @@ class Shape:
 
 def shape_of(family: Family) -> Shape:
     """Box and diameter of S over the record domain; the diameter is the family's, or the box's where that is smaller."""
-    with jax.enable_x64(True):
-        axes = jnp.eye(family.size)
-        hi = np.asarray(jax.vmap(family.support)(axes), np.float64)
-        lo = -np.asarray(jax.vmap(family.support)(-axes), np.float64)
+    lo, hi = family.known_ranges(np.eye(family.size))
     diameter = min(family.diameter(), float(np.linalg.norm(hi - lo)))
     if not (np.all(np.isfinite(lo)) and np.all(np.isfinite(hi)) and isfinite(diameter) and diameter > 0):
         raise InvalidInput(f"{family!r} must have a statistic of finite, positive diameter; check its domain.")

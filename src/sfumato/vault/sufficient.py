@@ -70,10 +70,7 @@ def project(domain: Domain, column: Array) -> Array:
 
 def coordinate_ranges(family: Family, root: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:
     """Proven integer range of each coordinate of one record's A' S(y), in units of gamma."""
-    with jax.enable_x64(True):
-        columns = jnp.asarray(root).T
-        hi = np.asarray(jax.vmap(family.support)(columns))
-        lo = -np.asarray(jax.vmap(family.support)(-columns))
+    lo, hi = family.known_ranges(np.asarray(root).T)
     if not np.all(np.abs([lo, hi]) <= gamma * lattice.SUM_LIMIT):
         raise InvalidInput(_TOO_LARGE)
     return np.floor(lo / gamma).astype(np.int64), np.ceil(hi / gamma).astype(np.int64)

@@ -75,8 +75,8 @@ def test_records_can_be_scored_in_single_precision(name):
         model, values = family.to_model(), family.prior_draws(3)[1]
         record = {k: jnp.asarray(v[0]) for k, v in family.sample(values, jax.random.key(0), 2).items()}
         single = {k: v.astype(jnp.float32) if v.dtype == jnp.float64 else v for k, v in record.items()}
-        theta = model.unconstrain(values)
-        double, rough = model.log_likelihood(theta, record), model.log_likelihood(theta.astype(jnp.float32), single)
+        theta, score = jax.jit(model.unconstrain)(values), jax.jit(model.log_likelihood)
+        double, rough = score(theta, record), score(theta.astype(jnp.float32), single)
     assert (double.dtype, rough.dtype) == (jnp.float64, jnp.float32)
     assert float(rough) == pytest.approx(float(double), rel=1e-4, abs=1e-3)
 

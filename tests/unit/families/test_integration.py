@@ -1,5 +1,7 @@
 """Families where models go: studies, plans, runs, checkpoints."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -157,6 +159,16 @@ def test_the_prior_over_the_natural_parameter_is_a_density(family, grid):
 
 
 # -- plans and runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_family_that_was_used_can_be_pickled():
+    family = f.NormalMeanScale(lower=-3, upper=2)
+    with jax.enable_x64(True):
+        drawn = family.sample(family.prior_draws(0)[0], jax.random.key(0), 5)
+        copy = pickle.loads(pickle.dumps(family))  # noqa: S301 (just written)
+        assert np.array_equal(copy.sample(copy.prior_draws(0)[0], jax.random.key(0), 5)["y"], drawn["y"])
+    assert family.to_model().fingerprint() == copy.to_model().fingerprint()
+    assert family.diameter() == copy.diameter()
 
 
 def test_made_up_records_lie_in_the_domain():

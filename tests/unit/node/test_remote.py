@@ -62,7 +62,9 @@ def drive(study, kernel, sigma, access, stream):
     with jax.enable_x64(True):
         theta = jnp.asarray(np.linspace(-0.9, -0.8, CHAINS)[:, None])
         pending = jnp.full(theta.shape, jnp.nan) if isinstance(kernel, Langevin) else None
-        states = State(theta, jax.vmap(study.model.log_prior)(theta), jnp.asarray(stream.directions(1)), pending)
+        states = State(
+            theta, jax.jit(jax.vmap(study.model.log_prior))(theta), jnp.asarray(stream.directions(1)), pending
+        )
     access.begin(kernel, sigma, states)
     chunk = access.chunk(states, stream.peek(kernel, STEPS), STEPS, 2**58)
     access.close()

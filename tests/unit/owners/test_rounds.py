@@ -68,7 +68,7 @@ def states_of(case, stream):
         theta = jnp.asarray(np.random.default_rng(2).normal(size=(CHAINS, dim)) * 0.05 + getattr(case, "start", 0.0))
         directions = jnp.asarray(stream.directions(case.kernel.matrix.shape[1]))
         pending = jnp.full(theta.shape, jnp.nan) if isinstance(case.kernel, Langevin) else None
-        return State(theta, jax.vmap(case.study.model.log_prior)(theta), directions, pending)
+        return State(theta, jax.jit(jax.vmap(case.study.model.log_prior))(theta), directions, pending)
 
 
 def drive(case, access, stream, sizes):
