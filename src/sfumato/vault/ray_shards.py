@@ -34,6 +34,9 @@ ACTOR_THREADS = {"NPROC": "1", "OMP_NUM_THREADS": "1"}
 """One thread an actor: there are as many actors as cores."""
 ELSEWHERE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's own switch for clusters of several machines: without it, it listens on loopback. It is read when Ray is imported."""
+AT_HOME = {ELSEWHERE: "0", "RAY_AUTH_MODE": "token", "RAY_prestart_worker_first_driver": "0"}
+"""Of a cluster that is started here: on loopback, for those who have its token, and without a process for every core that waits
+for work: a shard's actor has one of its own."""
 STORE_BYTES = 128 << 20
 """Memory for what travels: a model, and a few numbers a round. Ray would set aside a third of the machine's."""
 
@@ -306,8 +309,8 @@ def connect(table: RayTable) -> tuple[Any, bool]:
     """Ray, connected: to the cluster given, to the one this process already uses, or to a new one on this machine."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if table.address is None:
-        os.environ.setdefault(ELSEWHERE, "0")
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        for name, value in AT_HOME.items():
+            os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:

@@ -78,6 +78,7 @@ def cluster():
 
     import ray
 
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init("local", num_cpus=5, include_dashboard=False, log_to_driver=False, configure_logging=False)
