@@ -191,7 +191,7 @@ def kernel_for(kind: str, study: Any, n: int) -> Any:
     covariance = np.eye(study.model.dim) * 12 / n  # of uniform covariates in [-1, 1] and even odds
     with jax.enable_x64(True):
         picture = Picture(np.zeros(study.model.dim), covariance, "benchmark")
-        return reference_kernel(study.model, picture, np.linalg.cholesky(covariance), 0.02)
+        return reference_kernel(study.model, picture, np.linalg.cholesky(covariance), 0.002)
 
 
 class Walker:
