@@ -4,8 +4,9 @@
 Rounds over one node and over three take turns in short slices, so that whatever else the machine does falls on both; of each
 side the fastest tenth counts, as the slices that other work disturbed least. Wanted: a round over three at most 1.4 times a
 round over one, where the same records lie with three owners instead of one (on a family it does not matter how many there
-are). Beside it, without a demand, three nodes with a table each as large as the single one's: that is three times the work,
-which two cores cannot do at once. The exit code is 1 if the demand is missed.
+are). The processor time of all processes is told with it: with fewer cores than processes it sets a floor. Beside it, without
+a demand, three nodes with a table each as large as the single one's: that is three times the work, which two cores cannot do
+at once. The exit code is 1 if the demand is missed.
 
 **One process.** Logistic regression, walks; owners' ledgers in memory. One figure varies at a time. Compilation is not
 counted. The last line fits the model of `docs/scaling.md`: a fixed part a round and owner, and a part per (chain, record).
@@ -23,7 +24,7 @@ import time
 import urllib.request
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,9 +151,16 @@ def logistic(x, y):
 """
 
 
+class Node(NamedTuple):
+    """The analyst's end of a node, and its process."""
+
+    owner: Any
+    pid: int
+
+
 @contextmanager
 def node_of(folder: Path, n: int):
-    """A node process with n records; gives the analyst's end of it."""
+    """A node process with n records."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,7 +184,7 @@ def node_of(folder: Path, n: int):
                 break
             except OSError:
                 time.sleep(0.1)
-        yield connect(url, token=token, patience=120.0)
+        yield Node(connect(url, token=token, patience=120.0), process.pid)
     finally:
         process.terminate()
         process.wait(60)
@@ -194,14 +202,20 @@ def kernel_for(kind: str, study: Any, n: int) -> Any:
         return reference_kernel(study.model, picture, np.linalg.cholesky(covariance), 0.002)
 
 
+def processor_time(pids: list[int]) -> float:
+    """Milliseconds that all threads of some processes have run so far."""
+    threads = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(path.read_text().split()[0]) for path in threads) / 1e6
+
+
 class Walker:
     """A chain over some nodes that goes on from slice to slice."""
 
-    def __init__(self, nodes: list, what: str, kind: str, folder: Path, run: str) -> None:
-        doors = []
-        for node in nodes:
-            name, study, _ = node.study(load_model(f"model.py:{what}", folder), kernel=kind)
-            doors.append(node.door(name, study.model.fingerprint(), epsilon=2.0, delta=1e-4, run_id=run))
+    def __init__(self, nodes: list[Node], what: str, kind: str, folder: Path, run: str) -> None:
+        doors, self._pids = [], [os.getpid(), *(node.pid for node in nodes)]
+        for owner, _ in nodes:
+            name, study, _ = owner.study(load_model(f"model.py:{what}", folder), kernel=kind)
+            doors.append(owner.door(name, study.model.fingerprint(), epsilon=2.0, delta=1e-4, run_id=run))
         self._rounds, self._stream = Rounds(study.model, doors, run_id=run, ahead=10**9), PublicStream(0, CHAINS)
         dim = study.model.dim
         self._kernel = kernel_for(kind, study, self._rounds.n)
@@ -213,32 +227,35 @@ class Walker:
         self._rounds.begin(self._kernel, 50.0, self._states)
         self.slice()  # compiles
 
-    def slice(self) -> float:
-        """Milliseconds a round."""
-        draws, began = self._stream.peek(self._kernel, SLICE), time.perf_counter()
+    def slice(self) -> tuple[float, float]:
+        """Milliseconds a round, and milliseconds of processor time of all processes that take part."""
+        used, draws, began = processor_time(self._pids), self._stream.peek(self._kernel, SLICE), time.perf_counter()
         chunk = self._rounds.chunk(self._states, draws, SLICE, 1)
         took = (time.perf_counter() - began) / SLICE * 1e3
+        used = (processor_time(self._pids) - used) / SLICE
         assert chunk.steps == SLICE
         self._states = chunk.states
         self._stream.consume(SLICE)
-        return took
+        return took, used
 
     def close(self) -> None:
         self._rounds.close()
 
 
-def compare(title: str, one: list, three: list, what: str, kind: str, folder: Path, slices: int) -> float:
+def compare(title: str, one: list[Node], three: list[Node], what: str, kind: str, folder: Path, slices: int) -> float:
     """Ratio of a round over three nodes to one over a single node, taking turns."""
     run = "".join(c if c.isalnum() else "-" for c in title)
     sides = [Walker(nodes, what, kind, folder, f"{run}-{len(nodes)}") for nodes in (one, three)]
     times = np.array([[side.slice() for side in sides] for _ in range(slices)])
     for side in sides:
         side.close()
-    best, median = np.quantile(times, 0.1, axis=0), np.median(times, axis=0)
-    ratio = float(best[1] / best[0])
+    (best, _), (median, used) = np.quantile(times, 0.1, axis=0).T, np.median(times, axis=0).T
+    ratio, cores = float(best[1] / best[0]), os.cpu_count() or 1
     print(
         f"{title}: {best[0]:.2f} ms a round over one node, {best[1]:.2f} over three, {ratio:.2f} times (fastest tenth of "
-        f"{slices} slices; medians {median[0]:.2f} and {median[1]:.2f}, {median[1] / median[0]:.2f} times)",
+        f"{slices} slices; medians {median[0]:.2f} and {median[1]:.2f}, {median[1] / median[0]:.2f} times)\n    processor "
+        f"time of all who take part: {used[0]:.2f} and {used[1]:.2f} ms; {cores} cores need {used[1] / cores:.2f} ms for the "
+        f"latter, {used[1] / cores / best[0]:.2f} times a round over one, were all of it shared out evenly",
         flush=True,
     )
     return ratio
