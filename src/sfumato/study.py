@@ -1,6 +1,5 @@
 """One place where loose arguments become typed objects: what every public function does first."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -8,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput
@@ -16,6 +14,7 @@ from sfumato.families.base import Family
 from sfumato.families.langevin import natural_bounds, natural_model
 from sfumato.kernel import Langevin
 from sfumato.model import Model, from_numpyro
+from sfumato.model.program import digest
 from sfumato.sensitivity import Bounds, bounds_for
 from sfumato.sensitivity.certifier import canonical_log_likelihood
 from sfumato.sensitivity.reference import Reference
@@ -104,13 +103,9 @@ def _program(model: Model, domain: dict[str, Domain]) -> _Program:
     with jax.enable_x64(True):
         theta = spec((model.dim,), jnp.float64)
         record = {name: spec(d.shape, jnp.int32 if d.discrete else jnp.float64) for name, d in domain.items()}
-        computed = jax.jit(everything).lower(theta, record).as_text()
-        bounded = jax.make_jaxpr(canonical_log_likelihood(model))(theta, record)  # has operations that are only bounded
-        # A program's text need not show the arrays it holds: two models that differ in one number of a table differ.
-        held = [np.asarray(array) for array in (*jax.make_jaxpr(everything)(theta, record).consts, *bounded.consts)]
-    arrays = [(str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()) for array in held]
-    text = repr((model.fingerprint(), _plain(domain), computed, str(bounded), arrays))
-    return _Program(hashlib.sha256(text.encode()).hexdigest(), model, domain)
+        # What is bounded has operations of its own.
+        programs = [jax.make_jaxpr(part)(theta, record) for part in (everything, canonical_log_likelihood(model))]
+    return _Program(repr((model.fingerprint(), _plain(domain), digest(*programs))), model, domain)
 
 
 @lru_cache(maxsize=_KEPT)

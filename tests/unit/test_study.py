@@ -1,9 +1,11 @@
 """Studies are shared by those who study the same: told by the program, not by the function's name."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
 import sfumato as sf
 from sfumato.model import from_numpyro
@@ -39,14 +41,18 @@ def test_a_global_variable_that_changed_makes_another_study(monkeypatch):
     assert before[1] - before[0] > 3 * (after[1] - after[0])
 
 
-def test_models_that_differ_in_one_number_of_a_table_they_hold_are_two():
-    """However large the table: nothing that was proven for one may be used for the other."""
+@pytest.mark.parametrize("inner", [False, True])
+def test_models_that_differ_in_one_number_of_a_table_they_hold_are_two(inner):
+    """However large the table, also where an inner program holds it: nothing proven for one may be used for the other."""
 
     def weighted(weights):
+        def weigh(x):
+            return x @ weights
+
         def model(x):
             m = numpyro.sample("m", dist.Normal(0.0, 1.0))
             with numpyro.plate("records", x.shape[0]):
-                numpyro.sample("y", dist.Normal(m, 1.0), obs=x @ weights)
+                numpyro.sample("y", dist.Normal(m, 1.0), obs=(jax.jit(weigh) if inner else weigh)(x))
 
         return model
 

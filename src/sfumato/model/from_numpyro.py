@@ -5,9 +5,7 @@ that plate. Everything else would either make one record's term depend on other 
 per person. Such models are refused here, by the name of the site that is the matter.
 """
 
-import hashlib
 import inspect
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.haste import HASTE
 from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
+from sfumato.model.program import digest, equations
 
 _PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
 _COMPANY = 8  # records scored together when it is tested whether they are scored separately
@@ -326,7 +325,7 @@ def _check_pure(built: Model, record: Record) -> None:
     """Refuse programs that talk to the outside: a print left in a model would publish the records."""
     theta = jnp.zeros(built.dim)
     program = jax.make_jaxpr(built.log_likelihood)(theta, dict(record))
-    names = {equation.primitive.name for equation in _equations(program.jaxpr)}
+    names = {equation.primitive.name for equation in equations(program.jaxpr)}
     if outside := sorted(name for name in names if "callback" in name or name == "custom_vmap_call"):
         raise InvalidModel(
             f"a model may only compute, and this one calls out of its program ({', '.join(outside)}): a print or a "
@@ -334,29 +333,6 @@ def _check_pure(built: Model, record: Record) -> None:
         )
     if program.effects:
         raise InvalidModel("a model may only compute, and this one has side effects; remove them.")
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a program, those of its inner programs too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in _inner(equation):
-            yield from _equations(getattr(inner, "jaxpr", inner))
-
-
-def _inner(equation: Any) -> Iterator[Any]:
-    """Programs that one operation runs, with the arrays they hold where they hold any."""
-    for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: hasattr(v, "eqns")):
-        if hasattr(getattr(value, "jaxpr", value), "eqns"):
-            yield value
-
-
-def _constants(program: Any) -> Iterator[Any]:
-    """All arrays that a program holds, those of its inner programs too: its text need not show them."""
-    yield from getattr(program, "consts", ())
-    for equation in getattr(program, "jaxpr", program).eqns:
-        for inner in _inner(equation):
-            yield from _constants(inner)
 
 
 def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, latents: list[str]) -> None:
@@ -399,19 +375,13 @@ def _try_once(
 ) -> None:
     """Put a program through a trial, unless the same program passed it before in this process: on the same made-up records.
 
-    A plan and the run after it are given the same model, and compiling what a trial runs is most of what it costs. Known are a
-    program's operations and all the numbers it holds; where a function of JAX's lies in memory is left out.
+    A plan and the run after it are given the same model, and compiling what a trial runs is most of what it costs.
     """
     traced = jax.jit(function, compiler_options=HASTE).trace(*given)
-    said = [re.sub(r"0x[0-9a-f]+", "", str(traced.jaxpr))]
-    for held in jax.tree.leaves((list(_constants(traced.jaxpr)), given[1:], also)):
-        keys = jnp.issubdtype(held.dtype, jax.dtypes.prng_key)
-        array = np.asarray(jax.random.key_data(held) if keys else held)
-        said += [str(array.dtype), str(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
-    digest = hashlib.sha256("\n".join(said).encode()).hexdigest()
-    if digest not in _in_order:
+    known = digest(traced.jaxpr, given=(given[1:], also))
+    if known not in _in_order:
         trial(traced.lower().compile())
-        _in_order.add(digest)
+        _in_order.add(known)
 
 
 def _looks_at_inputs(function: Callable[..., dict[str, Array]], *inputs: Any) -> dict[str, bool]:
