@@ -13,30 +13,31 @@ import sfumato as sf
 from sfumato import sampler
 from sfumato.errors import InvalidData, InvalidInput, PlanTooWeak
 from sfumato.vault import records, vault
-from sfumato.vault.trim import forget_compiled, trim
+from sfumato.vault.trim import trim
 
 FAMILY = sf.families.Bernoulli()
 N = 400
 
 
 @pytest.fixture
-def all_are_large(monkeypatch):
-    for module in (records, vault):
-        monkeypatch.setattr(module, "LARGE", 1)
+def calls(monkeypatch):
+    """The order in which a run plans and reads, and drops what was compiled: a run of the real thing is below."""
+    seen = []
+
+    def noted(module, name, real):
+        monkeypatch.setattr(module, name, lambda *a, **k: (seen.append(name), real(*a, **k))[1])
+
+    for module, name in ((sampler, "make_plan"), (sampler, "open_vault"), (sampler, "replan")):
+        noted(module, name, getattr(module, name))
+    for module in (sampler, vault):
+        noted(module, "forget_compiled", lambda: None)  # other tests of this process would compile everything again
+    return seen
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """The order in which a run plans and reads."""
-    seen = []
-
-    def noted(module, name):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, **k: (seen.append(name), real(*a, **k))[1])
-
-    noted(sampler, "make_plan")
-    noted(sampler, "open_vault")
-    return seen
+def all_are_large(monkeypatch, calls):
+    for module in (records, vault):
+        monkeypatch.setattr(module, "LARGE", 1)
 
 
 def write(path, **columns):
@@ -51,12 +52,13 @@ def run(path, **changes):
 
 def test_a_small_file_is_read_first(tmp_path, calls):
     run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
-    assert calls == ["open_vault", "make_plan"]
+    assert calls == ["open_vault", "make_plan", "replan"]
 
 
 def test_a_large_file_is_planned_for_first_and_once(tmp_path, calls, all_are_large):
     drawn = run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
-    assert calls == ["make_plan", "open_vault"]
+    dropped = "forget_compiled"
+    assert calls == ["make_plan", dropped, "open_vault", dropped, "replan", dropped]
     assert drawn.plan["n"] == N and drawn.iterations > 0
 
 
@@ -93,10 +95,14 @@ def test_only_a_large_parquet_file_of_the_domain_is_counted_ahead(tmp_path, monk
     assert [records.rows_ahead(other, FAMILY.domain) for other in others] == [None] * len(others)
 
 
-def test_a_function_compiled_before_works_after_everything_was_dropped():
+def test_a_run_that_really_drops_everything_between_its_stages(tmp_path, monkeypatch):
+    """And a function of the caller's that was compiled before works afterwards."""
     double = jax.jit(lambda x: 2 * x)
     assert double(3) == 6
-    forget_compiled()
+    for module in (records, vault):
+        monkeypatch.setattr(module, "LARGE", 1)
+    drawn = run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
+    assert drawn.iterations > 0 and 0.3 < drawn.draws["p"].mean() < 0.7
     assert double(4) == 8
 
 
