@@ -133,7 +133,10 @@ def run_langevin(family, study, thetas, columns, h, sigma, noise_factor=1.0):
     start, worlds = both_ways(thetas, REPLICATIONS)
     dim = start.shape[-1]
     states = State(
-        start, jax.vmap(jax.vmap(study.model.log_prior))(start), jnp.ones_like(start), jnp.full_like(start, jnp.nan)
+        start,
+        hastily(jax.vmap(jax.vmap(study.model.log_prior)))(start),
+        jnp.ones_like(start),
+        jnp.full_like(start, jnp.nan),
     )
     return in_parts(
         langevin.compile_langevin(question), jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds),
@@ -151,7 +154,7 @@ def run_guided(family, study, thetas, columns, step, sigma):
     dim = start.shape[-1]
     sign = np.random.default_rng(5).choice([-1.0, 1.0], (REPLICATIONS, 1, dim))
     direction = jnp.asarray(np.stack([-sign, sign], axis=1).reshape(worlds, 1, dim))
-    states = State(start, jax.vmap(jax.vmap(study.model.log_prior))(start), direction)
+    states = State(start, hastily(jax.vmap(jax.vmap(study.model.log_prior)))(start), direction)
     noise = noise_for(sigma / question.gamma, worlds, STEPS, 1)
     run = sufficient.compile_walk(question)
     return in_parts(run, jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds), noise)
