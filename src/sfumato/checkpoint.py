@@ -1,6 +1,7 @@
 """Checkpoints: released values, made durable before the next answer is asked for.
 
-A folder holds ``run.json`` (the terms of the run, with a checksum), one ``chunk-NNNNNN.npz`` per chunk (its part of the
+A folder holds ``run.json`` (the terms of the run, with a checksum), one ``pilot-NN.json`` per release of the pilot (what was
+asked, then what was answered), one ``chunk-NNNNNN.npz`` per chunk (its part of the
 transcript, the state after it, what it cost), and, for a run without a shared ledger, its own ``ledger.sqlite``. Nothing in
 it depends on a record except through values that were already released: no cached likelihoods, no unused noise, no hash of
 the data.
@@ -48,7 +49,7 @@ class Checkpoint:
 
     def create(self, terms: dict[str, Any]) -> None:
         """Start a new run: the folder must not hold one already."""
-        if self._chunks() or (self.folder / "run.json").exists():
+        if self._chunks() or self._pilot() or (self.folder / "run.json").exists():
             raise CheckpointError(f"{self.folder} already holds a run; go on with sf.resume, or choose another folder.")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -102,6 +103,31 @@ class Checkpoint:
     def _write_terms(self, terms: dict[str, Any]) -> None:
         body = {"format": FORMAT, "digest": _digest(terms), "terms": terms}
         self._write("run.json", json.dumps(body, indent=1, default=np.generic.item).encode())
+
+    def note_release(self, number: int, entry: dict[str, Any]) -> None:
+        """Make durable what a release of the pilot asks, or what it gave."""
+        body = {"digest": _digest(entry), "release": entry}
+        self._write(f"pilot-{number:02d}.json", json.dumps(body).encode())
+
+    def releases(self) -> list[dict[str, Any]]:
+        """What is noted of the pilot, in order."""
+        found = []
+        for position, path in enumerate(self._pilot()):
+            try:
+                body = json.loads(path.read_text())
+                entry, whole = body["release"], body["digest"] == _digest(body["release"])
+            except (OSError, ValueError, TypeError, KeyError):
+                entry, whole = {}, False
+            if not whole or path.name != f"pilot-{position:02d}.json":
+                raise CheckpointError(
+                    f"the pilot's releases stay as they were written, and {path.name} or the one before it is corrupt or missing "
+                    f"in {self.folder}; restore it from a backup. The ledger still knows what was spent."
+                )
+            found.append(entry)
+        return found
+
+    def _pilot(self) -> list[Path]:
+        return sorted(self.folder.glob("pilot-*.json")) if self.folder.is_dir() else []
 
     def add(self, saved: Saved) -> None:
         """Make one chunk durable."""

@@ -36,6 +36,7 @@ from sfumato.haste import hastily
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.noise_aware import check_distinct
 from sfumato.owner import Owner
+from sfumato.pilotlog import PilotLog
 from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
 from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
 from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
@@ -284,14 +285,12 @@ def sample_owners(
         plan = _first_plan(table, wishes, kernel, limit, share)
         if not wishes.force:
             plan.refuse_if_weak()
-        refused.pop_all()  # from here on something may be spent: the checkpoint stays
-        plan, pilot = _pilot(table, plan, share, kernel, limit, tick)
-        terms["shares"] = table.rounds.shares
+        terms |= {"force": wishes.force, "share": share}
         if kept is not None:
-            settled = {"shares": table.rounds.shares, "sizes": terms["sizes"], "bounds": terms["bounds"]}
-            kept.update_terms(plan=sampler._plan_terms(plan), pilot=pilot, **settled)
-        if not wishes.force:
-            sampler._refuse_after_pilot(plan, pilot)
+            settled = {name: terms[name] for name in ("sizes", "bounds", "force", "share")}
+            kept.update_terms(first_plan=sampler._plan_terms(plan), shares=table.rounds.shares, **settled)
+        refused.pop_all()  # from here on something may be spent: the checkpoint stays
+        plan, pilot = _pilot(table, plan, terms, kept, tick)
         chain = sampler._start(study, plan, stream, pilot)
         _bring_inside(chain, table.rounds.theta_bound)
         return _finish(chain, table, terms, kept, tick)
@@ -354,11 +353,7 @@ def resume_owners(
     progress: bool | Tick | None,
 ) -> Run:
     """Go on with a run over owners: what `sfumato.resume` does with them."""
-    if "plan" not in terms:
-        raise CheckpointError(
-            f"{kept.folder} stopped before the pilot was done: there is no chain to go on with. Start a new run; what the "
-            "pilot spent stays in the owners' ledgers."
-        )
+    sampler.check_begun(terms, kept)
     settings = dict(terms["tables"].get(TABLE, {})) if isinstance(data, RayTable) else {}
     settings.pop("own_ledger", None)
     found = as_owners(data, None, None, ledger, promises=terms["promises"], **settings)
@@ -384,20 +379,27 @@ def resume_owners(
         raise CheckpointError("the model is not the one the run was started with; pass the same model=.")
     stream = PublicStream(terms["seed"], terms["chains"])
     with ExitStack() as stack, ticker(progress) as tick:
-        chain = sampler._start(study, sampler._plan_from(terms), stream, terms["pilot"])
-        for saved in kept.read():
-            sampler.take_up(chain, saved)
-        doors = [_open(stack, i, found, studies, model, terms, kept, tick, chain.steps) for i in range(len(found))]
+        steps = sum(len(saved.transcript["accepted"]) for saved in kept.read())
+        doors = [_open(stack, i, found, studies, model, terms, kept, tick, steps) for i in range(len(found))]
         check_agree([door.facts for door in doors], study)
         _check_sizes(doors, terms["sizes"])
         _check_bounds(doors, terms["bounds"])
-        rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=chain.steps)
+        rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=steps)
         stack.callback(rounds.close)
-        if chain.releases:
+        table = Table(found, studies, rounds)
+        noted = [entry for entry in kept.releases() if entry["answer"] is not None]
+        if steps or noted or terms.get("pilot", {}).get("releases"):
             _check_paid([door for party, door in zip(found, doors, strict=True) if isinstance(party, Remote)])
+        if "plan" in terms:
+            plan, pilot = sampler._plan_from(terms["plan"]), terms["pilot"]
+        else:  # it was stopped in its pilot
+            plan, pilot = _pilot(table, sampler._plan_from(terms["first_plan"]), terms, kept, tick)
+        chain = sampler._start(study, plan, stream, pilot)
+        for saved in kept.read():
+            sampler.take_up(chain, saved)
         if not chain.steps:
             _bring_inside(chain, rounds.theta_bound)
-        return _finish(chain, Table(found, studies, rounds), terms, kept, tick)
+        return _finish(chain, table, terms, kept, tick)
 
 
 def _check_paid(doors: Sequence[Door]) -> None:
@@ -578,17 +580,32 @@ def _beside_bundles(table: Table, plan: Plan, kernel: str, share: float, limit: 
     )  # fmt: skip
 
 
-def _pilot(table: Table, plan: Plan, share: float, kernel: str, limit: int, tick: Tick) -> tuple[Plan, dict[str, Any]]:
+def _pilot(
+    table: Table, plan: Plan, terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick
+) -> tuple[Plan, dict[str, Any]]:
     """Spend the pilot's share of every budget, then share out what is left and plan again."""
+    plan, pilot = _run_pilot(table, plan, terms["share"], terms["kernel"], terms["limit"], kept, tick)
+    if kept is not None:
+        kept.update_terms(plan=sampler._plan_terms(plan), pilot=pilot, shares=table.rounds.shares)
+    if not terms["force"]:
+        sampler._refuse_after_pilot(plan, pilot)
+    return plan, pilot
+
+
+def _run_pilot(
+    table: Table, plan: Plan, share: float, kernel: str, limit: int, kept: Checkpoint | None, tick: Tick
+) -> tuple[Plan, dict[str, Any]]:
     study, rounds = table.studies[0], table.rounds
     if share == 0:
         return plan, {"releases": [], "share": 0.0, "owners": _shares(table)}
+    # A question that was asked before is asked again under its id: whoever answered it gives the same answer, and none is lost.
+    release = PilotLog(rounds.release, kept, rounds.pass_over)
     tick(0, plan.iterations, "pilot")
     domains = {repr(_plain(other.domain)): other.domain for other in table.studies}
     domains.pop(repr(_plain(study.domain)))
     with jax.enable_x64(True):
         found = run_pilot(
-            study.model, study.domain, plan.n, plan.picture.centre, share * plan.mu**2 * 0.999, rounds.release,
+            study.model, study.domain, plan.n, plan.picture.centre, share * plan.mu**2 * 0.999, release,
             FAMILY_SCHEDULE if knows_information(study) else SCHEDULE, rounds.theta_bound, tuple(domains.values()),
         )  # fmt: skip
     pilot = {"releases": found.releases, "share": share, "last_move": found.last_move, "owners": _shares(table)}

@@ -29,6 +29,7 @@ from sfumato.families.langevin import public_part
 from sfumato.haste import hastily
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.model import Model
+from sfumato.pilotlog import PilotLog
 from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
 from sfumato.planner.forecast import Picture, reference_kernel
 from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
@@ -196,12 +197,10 @@ def sample(
         plan = ahead if ahead is not None and ahead.n == opened.vault.n else plan_for(n=opened.vault.n)
         if not force:
             plan.refuse_if_weak()
-        refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
-        plan, pilot = _pilot(study, plan, opened, plan.pilot_share, kernel, limit, tick)
         if kept is not None:
-            kept.update_terms(plan=_plan_terms(plan), pilot=pilot)
-        if not force:
-            _refuse_after_pilot(plan, pilot)
+            kept.update_terms(first_plan=_plan_terms(plan), force=force)
+        refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
+        plan, pilot = _pilot(study, plan, opened, kernel, limit, kept, tick, force=force)
         chain = _start(study, plan, stream, pilot)
         return _finish(chain, opened, terms, kept, tick)
 
@@ -234,11 +233,7 @@ def resume(
         from sfumato.consortium import resume_owners
 
         return resume_owners(kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, progress=progress)
-    if "plan" not in terms:
-        raise CheckpointError(
-            f"{kept.folder} stopped before the pilot was done: there is no chain to go on with. Start a new run; what the "
-            "pilot spent stays in the ledger."
-        )
+    check_begun(terms, kept)
     _check_promise(terms, kept)
     if (ledger is None) != terms["own_ledger"]:
         raise InvalidInput("a run must be resumed with the ledger it was started with: pass ledger= as then.")
@@ -259,9 +254,23 @@ def resume(
         outside=terms["outside"], columns=terms["columns"] or None, precision=terms["precision"], resuming=True,
     )  # fmt: skip
     with _closing(opened), ticker(progress) as tick:
-        chain = _start(study, _plan_from(terms), stream, terms["pilot"])
+        if "plan" in terms:
+            plan, pilot = _plan_from(terms["plan"]), terms["pilot"]
+        else:  # it was stopped in its pilot
+            first, force = _plan_from(terms["first_plan"]), terms["force"]
+            plan, pilot = _pilot(study, first, opened, terms["kernel"], terms["limit"], kept, tick, force=force)
+        chain = _start(study, plan, stream, pilot)
         _replay(chain, kept, opened)
         return _finish(chain, opened, terms, kept, tick)
+
+
+def check_begun(terms: Mapping[str, Any], kept: Checkpoint) -> None:
+    """Refuse to go on with a run that was stopped before it had a plan."""
+    if not {"plan", "first_plan"} & set(terms):
+        raise CheckpointError(
+            f"{kept.folder} stopped before its run had a plan: there is nothing to go on with, and nothing was spent. Delete the "
+            "folder, or choose another one, and start a new run."
+        )
 
 
 def _check_promise(terms: Mapping[str, Any], kept: Checkpoint) -> None:
@@ -303,11 +312,23 @@ def _plan_ahead(plan_for: Callable[..., Plan], n: int | None) -> Plan | None:
 
 
 def _pilot(
-    study: Study, plan: Plan, opened: Opened, share: float, kernel: str, max_iterations: int, tick: Tick
-) -> tuple[Plan, dict[str, Any]]:
+    study: Study, plan: Plan, opened: Opened, kernel: str, limit: int, kept: Checkpoint | None, tick: Tick, *, force: bool
+) -> tuple[Plan, dict[str, Any]]:  # fmt: skip
     """Spend the pilot's share, then plan again for what is left."""
-    if share == 0:
+    plan, pilot = _run_pilot(study, plan, opened, kernel, limit, kept, tick)
+    if kept is not None:
+        kept.update_terms(plan=_plan_terms(plan), pilot=pilot)
+    if not force:
+        _refuse_after_pilot(plan, pilot)
+    return plan, pilot
+
+
+def _run_pilot(
+    study: Study, plan: Plan, opened: Opened, kernel: str, max_iterations: int, kept: Checkpoint | None, tick: Tick
+) -> tuple[Plan, dict[str, Any]]:
+    if (share := plan.pilot_share) == 0:
         return plan, {"releases": [], "share": 0.0}
+    release = PilotLog(opened.vault.release, kept)
     tick(0, plan.iterations, "pilot")
     with jax.enable_x64(True):
         found = run_pilot(
@@ -316,13 +337,13 @@ def _pilot(
             plan.n,
             plan.picture.centre,
             share * plan.mu**2 * 0.999,
-            opened.vault.release,
+            release,
             FAMILY_SCHEDULE if knows_information(study) else SCHEDULE,
         )
     opened.vault.forget()
     left = opened.account.left / QUANTA_PER_UNIT / plan.mu**2
     again = replan(plan, study, found.picture, left, kernel=kernel, max_iterations=max_iterations)
-    return again, {"releases": found.releases, "share": share, "last_move": found.last_move}
+    return again, {"releases": found.releases, "share": share, "last_move": found.last_move, "lost": release.lost}
 
 
 def _refuse_after_pilot(plan: Plan, pilot: Mapping[str, Any]) -> None:
@@ -359,7 +380,7 @@ def _start(study: Study, plan: Plan, stream: PublicStream, pilot: Mapping[str, A
     with jax.enable_x64(True):
         theta = stream.starts(plan.picture.centre, plan.picture.start)
         states = states_at(theta, plan.picture.centre, stream.directions(plan.matrix.shape[1]))
-    coordinates = sum(len(r["answer"]) for r in pilot["releases"])
+    coordinates = sum(len(r["answer"]) for r in pilot["releases"]) + pilot.get("lost", 0)
     return Chain(study, plan, kernel, stream, states, releases=coordinates, pilot=dict(pilot))
 
 
@@ -617,8 +638,8 @@ def _plan_terms(plan: Plan) -> dict[str, Any]:
     return plan.to_dict() | {"picture": picture}
 
 
-def _plan_from(terms: Mapping[str, Any]) -> Plan:
-    raw = dict(terms["plan"])
+def _plan_from(written: Mapping[str, Any]) -> Plan:
+    raw = dict(written)
     picture = raw.pop("picture")
     for derived in ("share_of_limit", "weak"):
         raw.pop(derived)

@@ -275,6 +275,10 @@ class Rounds:
 
         return np.asarray(np.sum(self.each(ask), axis=0))
 
+    def pass_over(self) -> None:
+        """One release of the pilot is known already: the next one has the next query id."""
+        self._released += 1
+
     # -- the chain ------------------------------------------------------------------------------------------------
 
     def begin(self, kernel: Kernel | Langevin, sigma: float, states: State) -> None:

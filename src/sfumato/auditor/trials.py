@@ -72,7 +72,7 @@ def rehearse(study: Study, plan: Plan, stage: Stage, pool: Batch, seed: int | No
         Made-up records among which the worst two are looked for.
     """
     opened = Opened(stage, stage.open_account(), None)
-    plan, pilot = sampler._pilot(study, plan, opened, plan.pilot_share, plan.kernel, STEPS, _silent)
+    plan, pilot = sampler._run_pilot(study, plan, opened, plan.kernel, STEPS, None, _silent)
     plan = aim(study, plan, pool)
     chain = sampler._start(study, plan, PublicStream(seed, plan.chains), pilot)
     stage.begin(chain.kernel, plan.sigma, chain.states)

@@ -1,0 +1,70 @@
+"""A pilot's releases, each durable before it is used: a run that is killed in its pilot goes on with what it has paid for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sfumato.checkpoint import Checkpoint
+from sfumato.errors import CheckpointError
+from sfumato.planner.pilot import Release
+
+_SAME = 1e-6  # how far, relatively, a question may be from the one that was noted: another machine may round otherwise
+
+
+class PilotLog:
+    """A `Release` that notes in the checkpoint what it is about to ask, and then what was answered.
+
+    Parameters
+    ----------
+    release
+        Who answers.
+    kept
+        The checkpoint, if there is one.
+    pass_over
+        Called for each release whose answer is known already.
+
+    Attributes
+    ----------
+    lost
+        Numbers that may have been released and paid for when the process ended, before they were noted: they count as released.
+    """
+
+    def __init__(self, release: Release, kept: Checkpoint | None, pass_over: Callable[[], None] = lambda: None) -> None:
+        self._release, self._kept, self._pass_over = release, kept, pass_over
+        self._noted = kept.releases() if kept is not None else []
+        self._number = self.lost = 0
+
+    def __call__(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float) -> np.ndarray:
+        """Ask, or give the answer of a process that was killed since."""
+        if self._kept is None:
+            return self._release(what, theta, matrix, radius, sigma)
+        number, self._number = self._number, self._number + 1
+        entry = {"what": what, "theta": theta.tolist(), "matrix": matrix.tolist(), "radius": radius, "sigma": sigma}
+        entry |= {"tries": 0, "answer": None}
+        if number < len(self._noted):
+            # To the last bit what was asked then: an owner who answered it gives the same answer again, for nothing.
+            entry = self._same(self._noted[number], entry)
+        if entry["answer"] is None:
+            entry["tries"] += 1
+            self._kept.note_release(number, entry)
+            asked = (np.array(entry["theta"]), np.array(entry["matrix"]), entry["radius"], entry["sigma"])
+            entry["answer"] = self._release(what, *asked).tolist()
+            self._kept.note_release(number, entry)
+        else:
+            self._pass_over()
+        self.lost += (entry["tries"] - 1) * len(entry["answer"])
+        return np.array(entry["answer"])
+
+    def _same(self, noted: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+        near = all(
+            np.shape(noted[k]) == np.shape(asked[k]) and np.allclose(noted[k], asked[k], rtol=_SAME, atol=_SAME)
+            for k in ("theta", "radius", "sigma")
+        )
+        if noted["what"] != asked["what"] or not near:
+            raise CheckpointError(
+                "a pilot goes on with the question it was stopped at, and this one would ask another: the run was begun with "
+                "another version of sfumato or of its libraries. Go on with that version, or start a new run; what the pilot "
+                "spent stays in the ledger."
+            )
+        return noted
