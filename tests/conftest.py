@@ -25,7 +25,15 @@ gc.set_threshold(100_000, 20, 50)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST = ("owners/test_ray", "unit/test_demo_consortium", "tests/chaos", "tests/docs")
+LONGEST = (
+    "owners/test_ray",
+    "unit/test_demo_consortium",
+    "tests/chaos",
+    "tests/docs",
+    "test_truncated",
+    "test_planner",
+    "test_audit",
+)
 
 
 def pytest_collection_modifyitems(items):
