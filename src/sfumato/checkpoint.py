@@ -107,7 +107,7 @@ class Checkpoint:
     def note_release(self, number: int, entry: dict[str, Any]) -> None:
         """Make durable what a release of the pilot asks, or what it gave."""
         body = {"digest": _digest(entry), "release": entry}
-        self._write(f"pilot-{number:02d}.json", json.dumps(body).encode())
+        self._write(f"pilot-{number:02d}.json", json.dumps(body).encode(), "The answers noted so far are kept.")
 
     def releases(self) -> list[dict[str, Any]]:
         """What is noted of the pilot, in order."""
@@ -149,7 +149,9 @@ class Checkpoint:
     def _chunks(self) -> list[Path]:
         return sorted(self.folder.glob("chunk-*.npz")) if self.folder.is_dir() else []
 
-    def _write(self, name: str, body: bytes) -> None:
+    def _write(
+        self, name: str, body: bytes, kept: str = "Everything drawn so far is in the `run` of this error."
+    ) -> None:
         """Write, flush to the disk, rename, flush the folder: a reader sees the old file or the new, never a torn one."""
         path, draft = self.folder / name, self.folder / f".{name}.tmp"
         try:
@@ -166,8 +168,7 @@ class Checkpoint:
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise CheckpointError(
-                f"{path} could not be written ({error.strerror}); free some space and go on with sf.resume. "
-                "Everything drawn so far is in the `run` of this error."
+                f"{path} could not be written ({error.strerror}); free some space and go on with sf.resume. {kept}"
             ) from None
 
 

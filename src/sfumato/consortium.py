@@ -267,11 +267,12 @@ def sample_owners(
     limit = _limit(study, wishes)
     share = pilot_fraction(study, wishes.pilot_share)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
-    terms = _terms(model, study, run_id, stream.seed, wishes.chains, kernel, limit)
+    terms = _terms(model, study, run_id, stream.seed, wishes.chains, kernel, limit) | sampler.NOTED
     terms["bundles"] = _bundle_terms(parties, share)
     terms["sizes"] = {}
     terms["promises"] = {p.name: [p.epsilon, p.delta] for p in parties if not isinstance(p, Bundle)}
     terms["tables"] = {p.name: p.settings() for p in parties if isinstance(p, Local)}
+    terms["analysts"] = _analysts(parties)
     with ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
         if kept is not None:
             kept.create(terms | {"owners": [party_name(party) for party in parties]})
@@ -371,6 +372,7 @@ def resume_owners(
                 f"a run goes on with the ledger and the settings it was started with, and those of {party.name!r} differ: pass "
                 "the same ledger=, outside=, columns= and precision=."
             )
+    _check_analysts(found, terms)
     domain = {name: from_dict(spec) for name, spec in terms["domain"].items()}
     model = model if model is not None else sampler._find_model(terms)
     studies = _studies(model, found, domain, sensitivity, terms["kernel"])
@@ -387,8 +389,8 @@ def resume_owners(
         rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=steps)
         stack.callback(rounds.close)
         table = Table(found, studies, rounds)
-        noted = [entry for entry in kept.releases() if entry["answer"] is not None]
-        if steps or noted or terms.get("pilot", {}).get("releases"):
+        answered = terms["pilot"]["releases"] if "plan" in terms else [e for e in kept.releases() if e["answer"]]
+        if steps or answered:
             _check_paid([door for party, door in zip(found, doors, strict=True) if isinstance(party, Remote)])
         if "plan" in terms:
             plan, pilot = sampler._plan_from(terms["plan"]), terms["pilot"]
@@ -400,6 +402,22 @@ def resume_owners(
         if not chain.steps:
             _bring_inside(chain, rounds.theta_bound)
         return _finish(chain, table, terms, kept, tick)
+
+
+def _analysts(parties: Sequence[Local | Remote | Bundle]) -> dict[str, str]:
+    """As whom nodes know the one who asks: a run's account there is in that name."""
+    return {party.name: str(party.node.analyst) for party in parties if isinstance(party, Remote)}
+
+
+def _check_analysts(parties: Sequence[Local | Remote | Bundle], terms: Mapping[str, Any]) -> None:
+    """Refuse another name than the run was begun under: it would have a whole cap of its own there."""
+    for owner, analyst in _analysts(parties).items():
+        begun = terms.get("analysts", {}).get(owner, analyst)
+        if begun != analyst:
+            raise CheckpointError(
+                f"a run goes on as the analyst who began it, and {owner!r} knew them as {begun!r}; your token is that of "
+                f"{analyst!r}. Connect with theirs, or start a new run."
+            )
 
 
 def _check_paid(doors: Sequence[Door]) -> None:
@@ -598,7 +616,8 @@ def _run_pilot(
     study, rounds = table.studies[0], table.rounds
     if share == 0:
         return plan, {"releases": [], "share": 0.0, "owners": _shares(table)}
-    # A question that was asked before is asked again under its id: whoever answered it gives the same answer, and none is lost.
+    # A question that was asked before is asked again under its id: whoever has answered it gives the same answer. (An owner that
+    # lost it, with its machine's power, answers anew and pays again.)
     release = PilotLog(rounds.release, kept, rounds.pass_over)
     tick(0, plan.iterations, "pilot")
     domains = {repr(_plain(other.domain)): other.domain for other in table.studies}

@@ -44,6 +44,7 @@ from sfumato.study import Study, make_study
 from sfumato.vault.ledger import Block, Ledger
 from sfumato.vault.trim import forget_compiled
 
+NOTED = {"pilot_notes": True}  # of runs whose plan is written down before their pilot, and whose pilot is noted
 FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted")
 _CHUNK_TERMS = 40_000_000  # record evaluations per compiled call: a fraction of a second, so that progress moves
 _HEADROOM = 1.2  # reserved over expected cost of a chunk: rarely a second reservation, little to forfeit in a crash
@@ -175,7 +176,7 @@ def sample(
     stream = PublicStream(seed, chains)
     run_id = secrets.token_hex(8)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
-    terms = _terms(model, study, run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside)
+    terms = _terms(model, study, run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside) | NOTED
     limit = iteration_limit(study, steps)
     terms |= {"limit": limit, "columns": dict(columns or {}), "own_ledger": ledger is None}
     terms["sensitivity"] = _method(sensitivity)
@@ -266,11 +267,17 @@ def resume(
 
 def check_begun(terms: Mapping[str, Any], kept: Checkpoint) -> None:
     """Refuse to go on with a run that was stopped before it had a plan."""
-    if not {"plan", "first_plan"} & set(terms):
+    if {"plan", "first_plan"} & set(terms):
+        return
+    if set(NOTED) <= set(terms):
         raise CheckpointError(
-            f"{kept.folder} stopped before its run had a plan: there is nothing to go on with, and nothing was spent. Delete the "
-            "folder, or choose another one, and start a new run."
+            f"{kept.folder} stopped before its run had a plan: there is nothing to go on with, and nothing was spent. Start a "
+            "new run in another folder."
         )
+    raise CheckpointError(
+        f"{kept.folder} stopped before the pilot was done, and the version it was begun with kept no notes of it. Start a new "
+        "run; what the pilot spent stays in the ledger."
+    )
 
 
 def _check_promise(terms: Mapping[str, Any], kept: Checkpoint) -> None:

@@ -65,13 +65,13 @@ def wait_for_chunks(folder: Path, count: int, process: subprocess.Popen) -> None
         time.sleep(0.02)
 
 
-def check_account(folder: Path, run: sf.Run) -> None:
-    """The ledger covers at least what the transcript cost, and never passes the cap."""
+def check_account(folder: Path, run: sf.Run, lost: float = 0.0) -> None:
+    """The ledger covers at least what the transcript cost, and what was lost, and never passes the cap."""
     terms = Checkpoint(folder).terms()
     with sf.Ledger(folder / "ledger.sqlite") as ledger:
         assert ledger.verify().ok
         assert ledger.spent <= cap_quanta(terms["mu"])
-        realised = ((run.transcript["sensitivity"] / run.transcript["sigma"]) ** 2).sum()
+        realised = run.transcript["mu_squared"].sum() + lost
         pilot = sum((2 * r["radius"] / r["sigma"]) ** 2 for r in run.pilot["releases"])
         assert realised + pilot <= ledger.spent / QUANTA_PER_UNIT * (1 + 1e-12)
         assert run.privacy.spent_mu**2 == pytest.approx(ledger.spent / QUANTA_PER_UNIT)
@@ -336,10 +336,10 @@ def test_a_full_disk_loses_nothing_that_was_paid_for(tmp_path):
         from sfumato.errors import CheckpointError
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         write = checkpoint.Checkpoint._write
-        def full(self, name, body):
+        def full(self, name, body, *kept):
             if name.startswith("chunk"):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-            write(self, name, body)
+            write(self, name, body, *kept)
         checkpoint.Checkpoint._write = full
         try:
             sf.sample(coin, table(3000), domain=DOMAIN, checkpoint={folder!r}, progress=False, **SETTINGS)

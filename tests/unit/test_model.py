@@ -426,6 +426,17 @@ def test_a_scale_that_mixes_records_is_refused():
         from_numpyro(mixing, {"x": sf.Interval(0, 2), "y": sf.Binary()})
 
 
+def test_a_prior_that_calls_out_is_refused():
+    def hidden(y):
+        scale = jax.pure_callback(lambda: np.float64(2.0), jax.ShapeDtypeStruct((), np.float64))
+        b = numpyro.sample("b", dist.Normal(0, scale))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
+
+    with pytest.raises(InvalidModel, match="may only compute"):
+        from_numpyro(hidden, {"y": sf.Binary()})
+
+
 @pytest.mark.parametrize("way", ["print", "callback"])
 def test_a_model_that_talks_to_the_outside_is_refused(way, capfd):
     def talkative(y):

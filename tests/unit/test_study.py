@@ -9,6 +9,7 @@ import pytest
 
 import sfumato as sf
 from sfumato.model import from_numpyro
+from sfumato.model.program import digest
 from sfumato.study import _program, make_study
 
 DOMAIN = {"y": sf.Interval(-1.0, 1.0)}
@@ -68,3 +69,19 @@ def test_models_that_differ_in_one_number_of_a_table_they_hold_are_two(inner):
 def test_a_family_is_studied_once():
     family = sf.families.Bernoulli()
     assert make_study(family, kernel="langevin").model is make_study(family, kernel="auto").model
+
+
+def test_arrays_written_into_a_program_are_part_of_it():
+    """JAX has a setting under which arrays are no constants of a program; its text does not show them either."""
+
+    def with_table(*table):
+        return jax.make_jaxpr(lambda x: x @ jnp.array(table))(jnp.zeros(3))
+
+    before = jax.config.jax_use_simplified_jaxpr_constants
+    jax.config.update("jax_use_simplified_jaxpr_constants", True)
+    try:
+        one, other = with_table(1.0, 2.0, 3.0), with_table(1.0, 2.0, 4.0)
+    finally:
+        jax.config.update("jax_use_simplified_jaxpr_constants", before)
+    assert str(one) == str(other) and not one.consts
+    assert digest(one) != digest(other)

@@ -94,7 +94,7 @@ def resume(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed. Nothing is counted twice and nothing is lost."""
+    """Go on with a run that was interrupted or killed. What was drawn is kept, and nothing goes uncounted."""
     from sfumato.studyfile import read_study
 
     checkpoint = folder / "checkpoint" if (folder / "checkpoint" / "run.json").exists() else folder

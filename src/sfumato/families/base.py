@@ -8,7 +8,8 @@ so everything the data say about theta is :math:`S_n = \sum_i S(y_i)`, and one r
 :math:`v^\top S_n` by at most the *width* of its domain's image :math:`S(\mathcal Y)` along v. Widths come from the
 support function :math:`\sup_y v^\top S(y)`, which every family here knows in closed form (or bounds, and says so).
 
-A family is public and pure: it knows no data. Methods are JAX-traceable unless they say otherwise, and are called in
+A family is public and pure: it knows no data and no variable that changes, for what is compiled of it is kept with the object.
+Methods are JAX-traceable unless they say otherwise, and are called in
 64-bit mode (``with jax.enable_x64(True):``), which the public functions of sfumato enter for you.
 """
 

@@ -323,8 +323,11 @@ def _source(model: Callable[..., Any]) -> str:
 
 def _check_pure(built: Model, record: Record) -> None:
     """Refuse programs that talk to the outside: a print left in a model would publish the records."""
-    theta = jnp.zeros(built.dim)
-    program = jax.make_jaxpr(built.log_likelihood)(theta, dict(record))
+
+    def everything(theta: Array, record: Record) -> Any:
+        return built.log_likelihood(theta, record), built.log_prior(theta), built.sample_prior(jax.random.key(0))
+
+    program = jax.make_jaxpr(everything)(jnp.zeros(built.dim), dict(record))
     names = {equation.primitive.name for equation in equations(program.jaxpr)}
     if outside := sorted(name for name in names if "callback" in name or name == "custom_vmap_call"):
         raise InvalidModel(

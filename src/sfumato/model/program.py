@@ -40,8 +40,17 @@ def _inner(equation: Any) -> Iterator[Any]:
 
 
 def _constants(program: Any) -> Iterator[Any]:
-    """All arrays that a program holds, those of its inner programs too."""
+    """All arrays that a program holds, those of its inner programs and those written in place of a variable too."""
+    jaxpr = getattr(program, "jaxpr", program)
     yield from getattr(program, "consts", ())
-    for equation in getattr(program, "jaxpr", program).eqns:
+    yield from _written(jaxpr.outvars)
+    for equation in jaxpr.eqns:
+        yield from _written(equation.invars)
         for inner in _inner(equation):
             yield from _constants(inner)
+
+
+def _written(variables: Any) -> Iterator[Any]:
+    for variable in variables:
+        if np.ndim(getattr(variable, "val", 0.0)):  # plain numbers are in the text
+            yield variable.val

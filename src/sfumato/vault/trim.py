@@ -9,6 +9,7 @@ import gc
 import mmap
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import jax
 
@@ -26,27 +27,34 @@ def trim(*, code: bool = False) -> None:
         arrow.default_memory_pool().release_unused()
     if sys.platform != "linux":
         return
-    library = ctypes.CDLL(None)
-    if (trim_heap := getattr(library, "malloc_trim", None)) is not None:
-        trim_heap(0)
-    if code and (advise := getattr(library, "madvise", None)) is not None:
-        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for start, end in _code_of_libraries():
-            advise(start, end - start, mmap.MADV_DONTNEED)  # where advice is not taken, nothing is lost
+    with suppress(OSError):  # a system without /proc, or one that does not say: nothing depends on it
+        library = ctypes.CDLL(None)
+        if (trim_heap := getattr(library, "malloc_trim", None)) is not None:
+            trim_heap(0)
+        if code and (advise := getattr(library, "madvise", None)) is not None:
+            advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+            for start, end in _code_of_libraries():
+                advise(start, end - start, mmap.MADV_DONTNEED)
 
 
 def _code_of_libraries() -> Iterator[tuple[int, int]]:
     """Where the machine code of shared libraries lies in this process.
 
-    Its pages are clean copies of a file, read again when they are next run. Only code is given, mapped `r-x`: what a library may
-    have written to, the file does not hold.
+    Its pages are clean copies of a file, read again when they are next run. Only code is given, mapped `r-x`, and of it only
+    mappings without a page of their own: what somebody has written to, the file does not hold.
     """
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+    place: tuple[int, int] | None = None
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
-            parts = line.split(maxsplit=5)  # addresses, rights, offset, device, inode, and of a file its path
-            if len(parts) > 5 and parts[1] == "r-xp" and ".so" in parts[5]:
+            parts = line.split(maxsplit=5)
+            if not parts[0].endswith(":"):  # addresses, rights, offset, device, inode, and of a file its path
+                code = len(parts) > 5 and parts[1] == "r-xp" and ".so" in parts[5]
                 start, end = parts[0].split("-")
-                yield int(start, 16), int(end, 16)
+                place = (int(start, 16), int(end, 16)) if code else None
+            elif parts[0] in ("Private_Dirty:", "Anonymous:", "Swap:") and parts[1] != "0":
+                place = None
+            elif parts[0] == "VmFlags:" and place is not None:
+                yield place
 
 
 def forget_compiled() -> None:

@@ -12,9 +12,15 @@ import pytest
 
 import sfumato as sf
 from chaos.test_resume import check_account
+from node_helpers import load, prepare, threaded
+from sfumato.access.local import LocalDoor
+from sfumato.access.questions import Release
+from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
 from sfumato.checkpoint import Checkpoint
-from sfumato.errors import CheckpointError
+from sfumato.errors import BudgetSpent, CheckpointError
+from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.sampler import NOTED
 from sfumato.vault.vault import Vault
 
 FAMILY, RELEASES = sf.families.Bernoulli(), 3
@@ -40,6 +46,12 @@ def stop_at(patch, note, written):
             raise KeyboardInterrupt
 
     patch.setattr(Checkpoint, "note_release", note_release)
+
+
+def price(run, number=0):
+    """Mu squared of a release of the pilot, at the least."""
+    release = run.pilot["releases"][number]
+    return (2 * release["radius"] / release["sigma"]) ** 2
 
 
 def stopped(monkeypatch, folder, data, note, written):
@@ -69,7 +81,7 @@ def test_a_run_goes_on_from_any_moment_of_its_pilot(tmp_path, monkeypatch, note,
     assert run.iterations > 0
     dim, chains = 1, SETTINGS["chains"]
     assert run.privacy.releases == RELEASES + lost + run.iterations * chains * (1 + dim)
-    check_account(tmp_path / "run", run)
+    check_account(tmp_path / "run", run, 0.0 if written else lost * price(run, note // 2 - 1))
     again = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)  # from now on it is a run like any other
     assert np.array_equal(again.transcript["theta"], run.transcript["theta"])
     assert again.privacy.releases == run.privacy.releases
@@ -82,7 +94,7 @@ def test_stopped_twice_at_the_same_release_counts_twice(tmp_path, monkeypatch):
         sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
     assert (run.pilot["lost"], len(run.pilot["releases"])) == (2, RELEASES)
-    check_account(tmp_path / "run", run)
+    check_account(tmp_path / "run", run, 2 * price(run, 1))
 
 
 def test_kill_9_between_an_answer_and_its_note(tmp_path):
@@ -91,7 +103,7 @@ def test_kill_9_between_an_answer_and_its_note(tmp_path):
         f"""
         import os, signal, sys
         sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        from chaos.test_pilot import FAMILY, SETTINGS, Y
+        from chaos.test_pilot_killed import FAMILY, SETTINGS, Y
         import sfumato as sf
         from sfumato.vault.vault import Vault
 
@@ -116,9 +128,8 @@ def test_kill_9_between_an_answer_and_its_note(tmp_path):
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
     assert run.pilot["lost"] == 1
     assert run.pilot["releases"][0]["answer"] == before[0]["answer"]
-    check_account(tmp_path / "run", run)
-    with sf.Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
-        assert ledger.spent > paid
+    check_account(tmp_path / "run", run, price(run, 1))
+    assert paid >= (price(run, 0) + price(run, 1)) * QUANTA_PER_UNIT
 
 
 @pytest.mark.parametrize(("note", "written"), [(2, False), (3, True), (6, True)])
@@ -131,7 +142,12 @@ def test_owners_give_the_answer_again_that_they_gave(tmp_path, monkeypatch, note
             for name, part in (("a", Y[:2000]), ("b", Y[2000:]))
         ]
 
-    heard, real = [], Rounds.release
+    heard, real, asked_in_chain, answer = [], Rounds.release, [], LocalDoor.ask
+    monkeypatch.setattr(
+        LocalDoor,
+        "ask",
+        lambda self, name, q: (isinstance(q, Release) or asked_in_chain.append(name), answer(self, name, q))[1],
+    )
 
     def release(self, *asked):
         heard.append((self._released, real(self, *asked).tolist()))
@@ -148,19 +164,24 @@ def test_owners_give_the_answer_again_that_they_gave(tmp_path, monkeypatch, note
         assert by_number.setdefault(number, answer) == answer
     assert sorted(by_number) == list(range(RELEASES))
     assert [r["answer"] for r in run.pilot["releases"]] == [by_number[i] for i in range(RELEASES)]
+    numbers = RELEASES + run.iterations * SETTINGS["chains"] * 2
+    assert [owner.releases for owner in run.privacy.owners] == [numbers] * 2
     for path in (tmp_path / "run").glob("ledger*.sqlite"):
         with sf.Ledger(path) as ledger:
             assert ledger.verify().ok
             (account,) = ledger.accounts()
             assert account.spent <= account.cap
+            # Of the last question the budget may not have been enough.
+            assert RELEASES + len(asked_in_chain) // 2 - account.answers in (0, 1)
 
 
 def test_a_pilot_that_cannot_be_followed_or_read_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     before = stopped(monkeypatch, folder, {"y": Y}, 4, True)
-    Checkpoint(folder).note_release(1, before[1] | {"theta": [before[1]["theta"][0] + 0.1]})
-    with pytest.raises(CheckpointError, match="would ask another"):
-        sf.resume(folder, {"y": Y}, model=FAMILY)
+    for name in ("theta", "matrix", "sigma"):
+        Checkpoint(folder).note_release(1, before[1] | {name: (1.001 * np.array(before[1][name])).tolist()})
+        with pytest.raises(CheckpointError, match="would ask another"):
+            sf.resume(folder, {"y": Y}, model=FAMILY)
     whole = (folder / "pilot-00.json").read_text()
     for text in (whole[:-9], whole.replace("gradient", "gradieut"), "[]"):
         (folder / "pilot-00.json").write_text(text)
@@ -174,6 +195,58 @@ def test_a_pilot_that_cannot_be_followed_or_read_is_refused(tmp_path, monkeypatc
 
 
 def test_a_run_that_was_stopped_before_its_plan_has_spent_nothing(tmp_path):
-    Checkpoint(tmp_path / "run").create({"kernel": "auto"})
+    Checkpoint(tmp_path / "run").create({"kernel": "auto"} | NOTED)
     with pytest.raises(CheckpointError, match="nothing was spent"):
         sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
+    Checkpoint(tmp_path / "old").create({"kernel": "auto"})  # by a version that noted nothing, and may have spent
+    with pytest.raises(CheckpointError, match="stays in the ledger"):
+        sf.resume(tmp_path / "old", {"y": Y}, model=FAMILY)
+
+
+def test_a_release_that_cannot_be_paid_for_again_ends_the_run_and_says_so(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_at(patch, 6, False)
+        sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", pilot_share=0.9, **SETTINGS)
+    with pytest.raises(BudgetSpent, match="this run is over"):
+        sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
+
+
+def test_a_full_disk_in_the_pilot_says_what_is_kept(tmp_path, monkeypatch):
+    real = Checkpoint._write
+
+    def write(self, name, body, *kept):
+        if name == "pilot-01.json":
+            monkeypatch.setattr("os.fsync", full)
+        real(self, name, body, *kept)
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "_write", write)
+        with pytest.raises(CheckpointError, match=r"No space left .* The answers noted so far are kept\."):
+            sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", **SETTINGS)
+    monkeypatch.undo()
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+    assert sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY).iterations > 0
+
+
+def test_over_a_node_the_run_goes_on_as_the_analyst_who_began_it(tmp_path, monkeypatch):
+    """Also where it was stopped in its first release: under another token it would have a whole cap of its own."""
+    folder = tmp_path / "node"
+    tokens = prepare(folder, studies=("coin",))
+    with threaded(folder) as running:
+        model = load(folder, "coin")
+        people = {who: connect(running.url, token=tokens[who]) for who in ("alice", "bob")}
+        settings = SETTINGS | {"kernel": "guided", "iterations": 5}
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            stop_at(patch, 2, False)
+            sf.sample(model, people["alice"], checkpoint=tmp_path / "run", **settings)
+        with pytest.raises(CheckpointError, match="as the analyst who began it"):
+            sf.resume(tmp_path / "run", people["bob"], model=model)
+        run = sf.resume(tmp_path / "run", people["alice"], model=model)
+        assert len(run.pilot["releases"]) == 6
+    with sf.Ledger(folder / "owner.ledger") as ledger:
+        (account,) = [account for account in ledger.accounts() if account.answers]
+        assert account.spent <= account.cap
+        assert account.answers >= 6
