@@ -11,7 +11,7 @@ Array: TypeAlias = Any
 LEAN: dict[str, bool | int | str] = {"xla_cpu_use_fusion_emitters": False}
 """XLA's options for large programs over blocks: its older emitters take a third of the memory to compile them (54 MB instead of
 190 for a chain around a reference point), and the program is as fast. Measured in float64, every bit of it is the same; in
-float32 that of lgamma is not."""
+float32 that of lgamma is not, and sums over a large table may differ in their last bits from those of a node."""
 
 
 class Rows(NamedTuple):

@@ -365,5 +365,4 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
         steps, states, kept, out, stats, spent, needed, _ = lax.while_loop(goes_on, body, start)
         return Answered(states, out._replace(t_noisy=stats), steps, spent, needed), kept
 
-    lean = not question.cached and question.precision == "float64"
-    return jax.jit(run, donate_argnums=(5,), compiler_options=LEAN if lean else None)
+    return jax.jit(run, donate_argnums=(5,), compiler_options=None if question.cached else LEAN)
