@@ -102,12 +102,17 @@ class Checkpoint:
 
     def _write_terms(self, terms: dict[str, Any]) -> None:
         body = {"format": FORMAT, "digest": _digest(terms), "terms": terms}
-        self._write("run.json", json.dumps(body, indent=1, default=np.generic.item).encode())
+        then = "start the run again, or go on with sf.resume if it had begun"
+        self._write("run.json", json.dumps(body, indent=1, default=np.generic.item).encode(), then)
 
     def note_release(self, number: int, entry: dict[str, Any]) -> None:
         """Make durable what a release of the pilot asks, or what it gave."""
         body = {"digest": _digest(entry), "release": entry}
-        self._write(f"pilot-{number:02d}.json", json.dumps(body).encode(), "The answers noted so far are kept.")
+        self._write(
+            f"pilot-{number:02d}.json",
+            json.dumps(body).encode(),
+            "go on with sf.resume. The answers noted so far are kept",
+        )
 
     def releases(self) -> list[dict[str, Any]]:
         """What is noted of the pilot, in order."""
@@ -136,7 +141,8 @@ class Checkpoint:
         header = json.dumps({"spent": saved.spent, "block": saved.block, "reserved": saved.reserved})
         np.savez(buffer, header=np.array(header), **state, **saved.transcript)  # type: ignore[arg-type]
         body = buffer.getvalue()
-        self._write(f"chunk-{self._next:06d}.npz", hashlib.sha256(body).digest() + body)
+        then = "go on with sf.resume. Everything drawn so far is in the `run` of this error"
+        self._write(f"chunk-{self._next:06d}.npz", hashlib.sha256(body).digest() + body, then)
         self._next += 1
 
     def read(self) -> Iterator[Saved]:
@@ -149,9 +155,7 @@ class Checkpoint:
     def _chunks(self) -> list[Path]:
         return sorted(self.folder.glob("chunk-*.npz")) if self.folder.is_dir() else []
 
-    def _write(
-        self, name: str, body: bytes, kept: str = "Everything drawn so far is in the `run` of this error."
-    ) -> None:
+    def _write(self, name: str, body: bytes, then: str) -> None:
         """Write, flush to the disk, rename, flush the folder: a reader sees the old file or the new, never a torn one."""
         path, draft = self.folder / name, self.folder / f".{name}.tmp"
         try:
@@ -168,7 +172,7 @@ class Checkpoint:
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise CheckpointError(
-                f"{path} could not be written ({error.strerror}); free some space and go on with sf.resume. {kept}"
+                f"{path} could not be written ({error.strerror}); free some space and {then}."
             ) from None
 
 

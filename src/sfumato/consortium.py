@@ -406,7 +406,7 @@ def resume_owners(
 
 def _analysts(parties: Sequence[Local | Remote | Bundle]) -> dict[str, str]:
     """As whom nodes know the one who asks: a run's account there is in that name."""
-    return {party.name: str(party.node.analyst) for party in parties if isinstance(party, Remote)}
+    return {party.name: str(getattr(party.node, "analyst", "")) for party in parties if isinstance(party, Remote)}
 
 
 def _check_analysts(parties: Sequence[Local | Remote | Bundle], terms: Mapping[str, Any]) -> None:
