@@ -35,6 +35,8 @@ WAITING_HASHES = 64
 """Requests from such addresses that may wait for the slow hash: some seconds' worth."""
 LIGHT_TERMS = 200_000
 """Record evaluations a message up to which it is answered on the spot; above, on a thread, so that others need not wait."""
+PROOF_TERMS = 4_000
+"""What proving the range of one chain's second query around a reference point takes, in record evaluations: up to 0.1 ms."""
 
 
 class Counter(Protocol):
@@ -92,12 +94,9 @@ class ActiveRun:
     def settle_terms(self, terms: Terms) -> None:
         """Remember how much work a message is: from public numbers only."""
         self.chains = terms.chains
-        if (
-            terms.kernel == LANGEVIN
-        ):  # on a family the records were summed when terms were settled; else proofs take a while
-            self._light = not terms.centre
-        else:
-            self._light = self.desk.here and terms.chains * self.facts.rows <= LIGHT_TERMS
+        family = terms.kernel == LANGEVIN and not terms.centre  # its records were summed when terms were settled
+        proof = PROOF_TERMS if terms.centre else 0
+        self._light = family or (self.desk.here and terms.chains * (self.facts.rows + proof) <= LIGHT_TERMS)
 
     def answers_at_once(self, question: Question) -> bool:
         """Whether a question may be answered in the loop that serves everybody.

@@ -85,14 +85,18 @@ def test_only_what_is_compiled_is_answered_in_the_loop():
     with run.on_a_thread():  # somebody else is at the desk: the loop would wait for them
         assert not run.answers_at_once(question)
     assert run.answers_at_once(question)
-    walk = msgspec.structs.replace(TERMS, kernel="walk")
-    for terms, here, light in [
-        (walk, True, True),
-        (msgspec.structs.replace(walk, chains=2), True, False),  # too many records for the loop
-        (walk, False, False),  # records on other machines: one would wait for them
-        (msgspec.structs.replace(TERMS, centre=[0.1]), True, False),
+    walk, near = msgspec.structs.replace(TERMS, kernel="walk"), msgspec.structs.replace(TERMS, centre=[0.1])
+    many, fewer = state.LIGHT_TERMS, state.LIGHT_TERMS - state.PROOF_TERMS
+    for terms, rows, here, light in [
+        (walk, many, True, True),
+        (msgspec.structs.replace(walk, chains=2), many, True, False),  # too many records for the loop
+        (walk, many, False, False),  # records on other machines: one would wait for them
+        (near, many, True, False),
+        (near, fewer, True, True),
+        (near, fewer, False, False),
+        (msgspec.structs.replace(near, chains=64), 10, True, False),  # as many proofs take longer than a few records
     ]:
-        desk.here = here
+        desk.here, run.facts.rows = here, rows
         run.settle_terms(terms)
         assert run.answers_at_once(question) is light
 
