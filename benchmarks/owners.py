@@ -196,7 +196,9 @@ def kernel_for(kind: str, study: Any, n: int) -> Any:
     if kind == "guided":
         return Guided(np.eye(study.model.dim) / n**0.5, 1.0)
     if study.family is not None:
-        return Langevin(np.eye(1) * 2 / n**0.5, 0.02, public_part(study.family, study.model, n))
+        # As `planner.forecast.choose_copies` has it for one parameter: over nodes corrections come from second copies.
+        public = public_part(study.family, study.model, n)
+        return Langevin(np.eye(1) * 2 / n**0.5, 0.02, public, copy_sigma=(4 * 45 / 0.02) ** 0.5)
     covariance = np.eye(study.model.dim) * 12 / n  # of uniform covariates in [-1, 1] and even odds
     with jax.enable_x64(True):
         picture = Picture(np.zeros(study.model.dim), covariance, "benchmark")

@@ -51,9 +51,9 @@ from sfumato.study import Study, make_study
 from sfumato.vault.ledger import Ledger
 
 TABLE = "table"
+"""What a table in shards is called where it is the only owner."""
 ASKED_AHEAD = 0.8
 """Share of the planned steps whose statistics Langevin asks for ahead: the budget may end a little before the plan does."""
-"""What a table in shards is called where it is the only owner."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +316,7 @@ def plan_owners(
         studies[0], n=sum(sizes), epsilon=max(p.epsilon for p in live), delta=max(p.delta for p in live), mu=mu,
         kernel=kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example,
         max_iterations=_limit(studies[0], wishes), pilot_share=wishes.pilot_share, truncate=wishes.truncate,
+        ahead=_ahead(parties),
     )  # fmt: skip
     facts = zip(live, sizes, mus, shares, strict=True)
     return replace(
@@ -325,6 +326,14 @@ def plan_owners(
             for party, n, mu, share in facts
         ),
     )
+
+
+def _ahead(parties: Sequence[Local | Remote | Bundle]) -> bool:
+    """Whether somebody has to be waited for, so that a family's chain should ask for all it needs ahead.
+
+    A second copy costs a little more than the scalar that it stands for, and a message saved in this process saves nothing.
+    """
+    return any(isinstance(party, Remote) for party in parties)
 
 
 def _limit(study: Study, wishes: Wishes) -> int:
@@ -575,7 +584,7 @@ def _first_plan(table: Table, wishes: Wishes, kernel: str, limit: int, share: fl
     plan = make_plan(
         table.studies[0], n=table.rounds.n, epsilon=max(f.epsilon for f in facts), delta=max(f.delta for f in facts),
         kernel=kernel, chains=wishes.chains, guess=wishes.guess, example=wishes.example, max_iterations=limit,
-        pilot_share=share, mu=mu, truncate=wishes.truncate,
+        pilot_share=share, mu=mu, truncate=wishes.truncate, ahead=_ahead(table.parties),
     )  # fmt: skip
     # A guess outside the owners' box could not be asked about: the nearest point of the box takes its place.
     bound = table.rounds.theta_bound
@@ -630,7 +639,15 @@ def _run_pilot(
     pilot = {"releases": found.releases, "share": share, "last_move": found.last_move, "owners": _shares(table)}
     widths = relative_widths([table.studies[i] for i in table.live], found.picture)
     mu = _set_shares(table, widths)
-    again = replan(replace(plan, mu=mu), study, found.picture, 1.0, kernel=kernel, max_iterations=limit)
+    again = replan(
+        replace(plan, mu=mu),
+        study,
+        found.picture,
+        1.0,
+        kernel=kernel,
+        max_iterations=limit,
+        ahead=_ahead(table.parties),
+    )
     again = replace(again, owners=_owner_facts(table))
     return _beside_bundles(table, again, kernel, 1.0, limit), pilot
 
@@ -645,7 +662,8 @@ def _shares(table: Table) -> dict[str, float]:
 
 def _finish(chain: sampler.Chain, table: Table, terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick) -> Run:
     began = time.perf_counter()
-    table.rounds.ahead = int(ASKED_AHEAD * chain.plan.iterations)
+    # A step that asks for all it needs at once costs the same wherever it goes: the plan knows how many there will be.
+    table.rounds.ahead = int((1.0 if chain.plan.copy_sigma else ASKED_AHEAD) * chain.plan.iterations)
     try:
         reason = sampler._drive(chain, table.rounds, terms["limit"], kept, tick)
     except (CheckpointError, OwnerError) as error:
@@ -671,7 +689,7 @@ def _cost(chain: sampler.Chain, table: Table, transcript: Mapping[str, np.ndarra
     if isinstance(party, Bundle):
         return np.full_like(transcript["sigma"], party.sensitivity**2 / party.xi)
     first = sampler.first_cost(chain.kernel, table.studies[i])
-    return ((transcript["widths"][..., i] / chain.plan.sigma) ** 2 + first) / share
+    return ((transcript["widths"][..., i] / (chain.plan.copy_sigma or chain.plan.sigma)) ** 2 + first) / share
 
 
 def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement:

@@ -367,7 +367,8 @@ def _build_kernel(study: Study, plan: Plan) -> Kernel | Langevin:
     if plan.kernel != Langevin.name:
         return plan.build_kernel()
     if study.family is not None:
-        return Langevin(plan.matrix, plan.step, public_part(study.family, study.model, plan.n))
+        public = public_part(study.family, study.model, plan.n)
+        return Langevin(plan.matrix, plan.step, public, copy_sigma=plan.copy_sigma)
     with jax.enable_x64(True):
         return reference_kernel(study.model, plan.picture, plan.matrix, plan.step)
 
@@ -421,7 +422,7 @@ def draw(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick
     size = 4096 if cheap else int(max(_CHUNK_TERMS // (access.rows * chains), 32))
     size = min(size, access.longest)
     per_step, needed = _expected_cost(chain), 1
-    numbers = chains * (1 + (len(chain.kernel.matrix) if langevin else 0))
+    numbers = chains * _numbers_a_step(chain.kernel)
     hard = min(limit, chain.steps + (MAX_RELEASES - chain.releases) // numbers)
     size = min(size, max(hard - chain.steps, 1))  # noise that is not used is thrown away
     with _interrupts() as interrupted:
@@ -450,6 +451,14 @@ def draw(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick
     return StopReason.FINISHED
 
 
+def _numbers_a_step(kernel: Kernel | Langevin) -> int:
+    """Numbers that a step of one chain releases."""
+    if not isinstance(kernel, Langevin):
+        return 1
+    dim = len(kernel.matrix)
+    return 2 * dim if kernel.copy_sigma else 1 + dim
+
+
 def _expected_cost(chain: Chain) -> float:
     """Quanta per step of all chains, from the plan."""
     plan = chain.plan
@@ -470,7 +479,9 @@ def _count(chain: Chain, part: dict[str, np.ndarray], spent: int) -> None:
     chain.parts.append(part)
     chain.steps += len(part["accepted"])
     chain.spent += spent
-    chain.releases += int(np.sum(part["sensitivity"] > 0)) + (part["t_noisy"].size if "t_noisy" in part else 0)
+    # A correction made from a second copy is no release of its own: the copy is.
+    scalars = 0 if "copy_noisy" in part else int(np.sum(part["sensitivity"] > 0))
+    chain.releases += scalars + sum(part[name].size for name in ("t_noisy", "copy_noisy") if name in part)
 
 
 def _replay(chain: Chain, kept: Checkpoint, opened: Opened) -> None:

@@ -2,21 +2,31 @@
 
 Langevin's first query, the noisy statistic, does not depend on where the chains are. So those of the next steps are asked for
 together, and a step waits for its second query alone: one round instead of two, which is what a chain over a long wire takes.
-The numbers are the same ones in the same order.
+The numbers are the same ones in the same order. On a family the second query is a copy of the statistic too
+(`kernel.langevin`): then nothing is left to wait for, and sixteen steps are one round.
 
 Which steps share a message follows from the step's number alone, so a run that comes back asks with the same ids and gets the
 same bytes, whatever chunks it is cut into and whatever is left of a budget. The last part of a run asks step by step:
-statistics nobody could pay the second query of would be lost.
+statistics nobody could pay the second query of, or that no step is left for, would be lost.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from sfumato.access.questions import AHEAD, AHEAD_NUMBERS, Statistic
 from sfumato.errors import BudgetSpent
 
-Ask = Callable[[str, Statistic, int], np.ndarray]
+
+class Summed(NamedTuple):
+    """Answers of all owners, added up, and what each of them charged for."""
+
+    numbers: np.ndarray
+    widths: np.ndarray
+
+
+Ask = Callable[[str, Statistic, int], Summed]
 
 
 class Statistics:
@@ -25,7 +35,7 @@ class Statistics:
     Parameters
     ----------
     ask
-        (name of the query, question, how many numbers) -> the answers of all owners, added up.
+        (name of the query, question, how many numbers) -> the answers of all owners.
     chains, dim
         A step's statistics: a row of `dim` numbers for each of the chains.
     until
@@ -36,6 +46,8 @@ class Statistics:
         self._ask, self._chains, self._dim, self._until = ask, chains, dim, until
         self.stride = max(1, min(AHEAD, AHEAD_NUMBERS // (chains * dim)))
         self._first, self._rows = 0, np.zeros((0, chains, dim), np.int64)
+        self.widths = np.zeros(0)
+        """What a record can move one of them by, owner by owner: the same at every step."""
 
     def at(self, step: int) -> np.ndarray:
         """Those of a step."""
@@ -59,5 +71,5 @@ class Statistics:
 
     def _get(self, name: str, first: int, count: int) -> None:
         question = Statistic(chains=self._chains, steps=count)
-        numbers = self._ask(name, question, count * self._chains * self._dim)
+        numbers, self.widths = self._ask(name, question, count * self._chains * self._dim)
         self._first, self._rows = first, numbers.reshape(count, self._chains, self._dim)

@@ -13,7 +13,7 @@ import msgspec
 Vector: TypeAlias = list[float]
 Matrix: TypeAlias = list[list[float]]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these structures; owners and analyst must have the same."""
 AHEAD = 16
 """Steps whose statistics may be asked for in one message."""
@@ -72,6 +72,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         Langevin only: A, this owner's noise in each coordinate of A' S_n, and that answer's lattice.
     centre
         Langevin around a reference point only: that point. S_n is then the sum of gradients there.
+    copies
+        Langevin on a family: whether corrections are made from second copies of the statistic. A `Statistic` then gives both
+        and there is no `Correction`; sigma is the noise in each coordinate of a second copy, on the lattice of the first.
     """
 
     kernel: str
@@ -82,6 +85,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     proposal_sigma: float = 0.0
     proposal_gamma: float = 0.0
     centre: Vector = []
+    copies: bool = False
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +119,10 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Statistic(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Langevin's first query: the noisy whitened statistic, for every chain and each of so many steps afresh."""
+    """Langevin's first query: the noisy whitened statistic, for every chain and each of so many steps afresh.
+
+    Where the terms say `copies` each comes with a second one: two rows, one after the other.
+    """
 
     chains: int
     steps: int = 1
@@ -148,7 +155,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     id
         The query it answers.
     gamma, numbers
-        The answer is `gamma` times `numbers`: one number per chain, or per step, chain and coordinate, row by row.
+        The answer is `gamma` times `numbers`: one number per chain, or per step, chain (and copy) and coordinate, row by row.
     widths, answered
         Sensitivity charged, one per chain (one for a `Release` or a `Statistic`), and whether the row was answered: one
         that was not asked, or whose range is beyond 64 bits, has width 0 and a number that means nothing.

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.access.ahead import Statistics
+from sfumato.access.ahead import Statistics, Summed
 from sfumato.access.base import Door
 from sfumato.access.questions import (
     LANGEVIN,
@@ -63,6 +63,7 @@ class Rows(NamedTuple):
     sensitivity: Array
     accepted: Array
     t_noisy: Array = None
+    copy_noisy: Array = None
     sigma: Array = None
     widths: Array = None
 
@@ -135,7 +136,7 @@ class Rounds:
         self._released = 0
         self._spent = [0] * len(self._doors)
         self._threads = ThreadPoolExecutor(len(self._doors), thread_name_prefix="sfumato-owner")
-        self._chain: _WalkRounds | _LangevinRounds | _ReferenceRounds | None = None
+        self._chain: _WalkRounds | _LangevinRounds | _CopyRounds | _ReferenceRounds | None = None
         self._failure: Exception | None = None
         self._left = 0
         self._statistics: Statistics | None = None
@@ -239,19 +240,19 @@ class Rounds:
         sent = [hasattr(door, "send") and door.send(query_id, question) for door in self._doors]
         replies = self.each(ask, sent)
         self._spent = [now + reply.quanta for now, reply in zip(self._spent, replies, strict=True)]
-        extra = np.sum([np.square(r.sigma) if r.sigma else np.zeros(rows) for r in replies], axis=0)
+        extra = [np.square(r.sigma) for r in replies if r.sigma]
         return Added(
-            np.sum([np.array(r.numbers, np.int64) for r in replies], axis=0),
-            np.all([r.answered for r in replies], axis=0),
-            np.stack([np.array(r.widths, float) for r in replies], axis=-1),
-            extra,
+            np.array([r.numbers for r in replies], np.int64).sum(axis=0),
+            np.logical_and.reduce([r.answered for r in replies]),
+            np.array([r.widths for r in replies], float).T,
+            np.sum(extra, axis=0) if extra else np.zeros(rows),
         )
 
-    def statistics(self) -> np.ndarray:
+    def statistics(self) -> Summed:
         """Langevin's noisy statistics of the step under way, a row for each chain."""
         if self._statistics is None:
             raise RuntimeError("only Langevin asks for statistics.")
-        return self._statistics.at(self.step)
+        return Summed(self._statistics.at(self.step), self._statistics.widths)
 
     # -- the pilot ------------------------------------------------------------------------------------------------
 
@@ -292,11 +293,15 @@ class Rounds:
         if isinstance(kernel, Langevin):
             firsts = [kernel.proposal_sigma * share**0.5 for share in self.shares]
             first_gamma = min(choose_gamma(each, self.n) for each in firsts if each > 0)
+            if kernel.copy_sigma:
+                sigmas = [kernel.copy_sigma * share**0.5 for share in self.shares]
+                gamma = first_gamma = min(first_gamma, *(choose_gamma(each, self.n) for each in sigmas if each > 0))
             terms = [
                 Terms(
                     kernel=LANGEVIN, chains=chains, sigma=each, gamma=gamma, proposal_sigma=first,
                     proposal_gamma=first_gamma, matrix=np.asarray(kernel.matrix, float).tolist(),
                     centre=np.asarray(kernel.centre, float).tolist() if isinstance(kernel, ReferenceLangevin) else [],
+                    copies=kernel.copy_sigma > 0,
                 )
                 for each, first in zip(sigmas, firsts, strict=True)
             ]  # fmt: skip
@@ -312,16 +317,22 @@ class Rounds:
         self._statistics = None
         if isinstance(kernel, Langevin):
 
-            def ask(name: str, question: Question, size: int) -> np.ndarray:
-                return self.add(name, question, size, first_gamma).numbers
+            def ask(name: str, question: Question, size: int) -> Summed:
+                added = self.add(name, question, size, first_gamma)
+                return Summed(added.numbers, added.widths[0])
 
-            self._statistics = Statistics(ask, chains, len(kernel.matrix), self.ahead)
+            rows = 2 if kernel.copy_sigma else 1
+            self._statistics = Statistics(ask, chains, rows * len(kernel.matrix), self.ahead)
         with jax.enable_x64(True):
             if isinstance(kernel, ReferenceLangevin):
                 self._chain = _ReferenceRounds(self, self._model, kernel, sigma, gamma, first_gamma)
             elif isinstance(kernel, Langevin):
                 middle = np.array(agreed[0].middle, np.int64)
-                self._chain = _LangevinRounds(self, self._model, kernel, sigma, gamma, first_gamma, middle)
+                self._chain = (
+                    _CopyRounds(self, self._model, kernel, first_gamma, middle)
+                    if kernel.copy_sigma
+                    else _LangevinRounds(self, self._model, kernel, sigma, gamma, first_gamma, middle)
+                )
             else:
                 self._chain = _WalkRounds(self, self._model, kernel, sigma, gamma)
 
@@ -502,7 +513,7 @@ class _LangevinRounds:
     def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
         chains = len(states.theta)
         t_noisy, theta_prop, log_prior_prop, log_ratio, direction, possible = self._propose(
-            states, self._rounds.statistics()
+            states, self._rounds.statistics().numbers
         )
         asked = self._rounds.may_ask(theta_prop, possible)
         answer = _nothing(chains, len(self._rounds.doors))
@@ -523,6 +534,53 @@ class _LangevinRounds:
             widths=answer.widths,
         )
         return moved, row
+
+
+class _CopyRounds:
+    """Two copies of the statistic: one moves, the other decides. Both were asked ahead, so a step asks for nothing."""
+
+    def __init__(self, rounds: Rounds, model: Model, kernel: Langevin, gamma: float, middle: np.ndarray) -> None:
+        self._rounds = rounds
+        shift, bound = jax.device_put(rounds.n * middle.astype(np.float64) * gamma), rounds.theta_bound
+
+        @jax.jit
+        def step(states: State, draw: Draw, numbers: Array, widths: Array) -> tuple[State, Rows]:
+            chains, dim = states.theta.shape
+            copies = numbers.reshape(chains, 2, dim).astype(jnp.float64) * gamma + shift
+            t_noisy, copy_noisy = copies[:, 0], copies[:, 1]
+            theta_prop = jax.vmap(kernel.propose)(states, t_noisy)
+            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
+            turn = jax.vmap(kernel.turn)(states.theta, theta_prop)
+            d_n_noisy, sigma = jax.vmap(kernel.correct)(turn.direction, copy_noisy)
+            possible = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & jnp.isfinite(d_n_noisy)
+            # Public, and the same in both directions of a step (`Rounds.may_ask`).
+            possible &= jnp.all(jnp.abs(theta_prop) <= bound, axis=-1)
+            accepted = accepts(draw, d_n_noisy, turn.log_ratio, jnp.zeros(chains), sigma) & possible
+            moved = State(
+                jnp.where(accepted[:, None], theta_prop, states.theta),
+                jnp.where(accepted, log_prior_prop, states.log_prior),
+                states.direction,
+                states.pending,
+            )
+            row = Rows(
+                theta=moved.theta,
+                theta_prop=theta_prop,
+                d_n_noisy=jnp.where(possible, d_n_noisy, jnp.nan),
+                # How far a record can move d_n_noisy; what was charged is for the copy it was made from.
+                sensitivity=jnp.where(possible, widths.max() * sigma / kernel.copy_sigma, 0.0),
+                accepted=accepted,
+                t_noisy=t_noisy,
+                copy_noisy=copy_noisy,
+                sigma=sigma,
+                widths=jnp.broadcast_to(widths, (chains, len(widths))),
+            )
+            return moved, row
+
+        self._step = step
+
+    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
+        moved, row = self._step(states, draw, *self._rounds.statistics())
+        return moved, jax.tree.map(np.asarray, row)
 
 
 class _ReferenceRounds:
@@ -565,7 +623,7 @@ class _ReferenceRounds:
 
     def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
         chains = len(states.theta)
-        t_noisy, move = self._propose(states.theta, self._rounds.statistics(), *self._place)
+        t_noisy, move = self._propose(states.theta, self._rounds.statistics().numbers, *self._place)
         theta_prop, log_prior_prop, log_ratio, slope, possible = move
         asked, theta = self._rounds.may_ask(theta_prop, possible), np.asarray(states.theta)
         answer = _nothing(chains, len(self._rounds.doors))

@@ -14,10 +14,16 @@ is a Langevin proposal although nobody but the owner knows :math:`S_n`. Its exac
 of which only the last term needs the data: a second, much cheaper query with noise :math:`\sigma` and penalty
 :math:`\sigma^2/2`. Given the pair, its noise is independent of the first one and sigma is constant, so the chain is exact
 at every step size (the remark on data-dependent proposals in Yıldırım 2016, Section 3.2.1, made exact).
+
+Where an answer takes long to come, the second query can be asked before the move is known: as a second noisy copy
+:math:`\check T = A^\top S_n + N(0, \xi_2 I)`, used once, as in Algorithm 3. Then :math:`-u^\top\check T` is the correction
+with noise :math:`\sigma = \lVert u\rVert\sqrt{\xi_2}`, which is the same for the swapped pair (it turns u into -u), so the
+chain stays exact. A step costs :math:`D^2(\tfrac h4 + \tfrac1{\xi_2})` wherever it goes, D the diameter of
+:math:`A^\top S`, and everything the chain needs may be asked ahead.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -47,12 +53,16 @@ class Langevin:
         h. In whitened coordinates the chain contracts by 1 - h/2 a step; keep it below 2.
     public
         B: the part of the log posterior that needs no data, log prior minus n times the log-partition.
+    copy_sigma
+        Noise in each coordinate of a second copy of the statistic, the root of xi_2, where corrections are made from
+        such copies; 0 where they are asked for as scalars.
     """
 
     name: ClassVar[str] = "langevin"
     matrix: np.ndarray
     step: float
     public: Callable[[Array], Array]
+    copy_sigma: float = field(default=0.0, kw_only=True)
 
     @property
     def proposal_sigma(self) -> float:
@@ -80,3 +90,7 @@ class Langevin:
         known = self.public(theta_prop) - self.public(theta) - (theta_prop - theta) @ (b_here + b_there) / 2
         known -= h / 8 * (jnp.sum(w_there**2) - jnp.sum(w_here**2))
         return Turn(known, h / 4 * (w_there - w_here))
+
+    def correct(self, direction: Array, copy: Array) -> tuple[Array, Array]:
+        """From a second copy: the noisy correction, and the standard deviation of its noise (the same for -direction)."""
+        return -(direction @ copy), self.copy_sigma * jnp.sqrt(jnp.sum(direction**2))

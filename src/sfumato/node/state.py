@@ -86,6 +86,7 @@ class ActiveRun:
         self.holder: object | None = None  # the session that may ask
         self.away_since = time.monotonic()
         self.chains = 0
+        self._copies = 1  # rows that answer for a chain's statistic
         self.closed = False
         self.spent = False  # its end by budget is in the log
         self._light = False
@@ -93,7 +94,7 @@ class ActiveRun:
 
     def settle_terms(self, terms: Terms) -> None:
         """Remember how much work a message is: from public numbers only."""
-        self.chains = terms.chains
+        self.chains, self._copies = terms.chains, 2 if terms.copies else 1
         family = terms.kernel == LANGEVIN and not terms.centre  # its records were summed when terms were settled
         proof = PROOF_TERMS if terms.centre else 0
         self._light = family or (self.desk.here and terms.chains * (self.facts.rows + proof) <= LIGHT_TERMS)
@@ -110,7 +111,7 @@ class ActiveRun:
         """How many numbers answer a question."""
         dim = len(self.facts.coordinates)
         if isinstance(question, Statistic):
-            return self.chains * question.steps * dim
+            return self.chains * question.steps * self._copies * dim
         return derivatives.size(question.what, dim) if isinstance(question, Release) else self.chains
 
     @contextmanager

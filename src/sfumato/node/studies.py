@@ -62,7 +62,8 @@ class ApprovedStudy:
 
     def _plan(self, epsilon: float, delta: float, n: int) -> dict[str, Any]:
         """Forecast for the console: public quantities only."""
-        return make_plan(self._main, n=n, epsilon=epsilon, delta=delta, guess=self.entry.guess or None).to_dict()
+        guess = self.entry.guess or None
+        return make_plan(self._main, n=n, epsilon=epsilon, delta=delta, guess=guess, ahead=True).to_dict()
 
     # -- what may be asked ----------------------------------------------------------------------------------------
 

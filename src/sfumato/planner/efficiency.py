@@ -7,6 +7,7 @@ walk); inner products are quadratures. The acceptance inside is the exact expect
 the price of the noise is exact too.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -49,8 +50,8 @@ def random_walk(step: float, sigmas: tuple[float, ...]) -> tuple[float, ...]:
     return _reversible_worth(moves, sigmas)
 
 
-def _reversible_worth(moves: _Moves, sigmas: tuple[float, ...]) -> tuple[float, ...]:
-    """Solve a reversible chain from its moves."""
+def _reversible_worth(moves: _Moves, sigmas: Sequence[float | np.ndarray]) -> tuple[float, ...]:
+    """Solve a reversible chain from its moves; a noise may differ from move to move."""
     odd = slice(1, None, 2)  # the target and f are symmetric: only odd polynomials matter
     change = _basis(moves.after)[..., odd] - _basis(_X)[:, None, odd]
     size = change.shape[-1]
@@ -117,6 +118,23 @@ def langevin(h: float, sigmas: tuple[float, ...], dim: int = 1) -> tuple[float, 
     log_ratio = -h / 8 * (after**2 - _X[:, None] ** 2)
     noises = tuple(float(np.sqrt(sigma**2 + others)) for sigma in sigmas)
     return _reversible_worth(_Moves(after, _WEIGHT[:, None] * weight, log_ratio), noises)
+
+
+@lru_cache(maxsize=512)
+def langevin_copies(h: float, ratios: tuple[float, ...], dim: int = 1) -> tuple[float, ...]:
+    r"""The same where corrections are made from second copies, for each ratio :math:`r = \xi_2 / \xi_1` of their variances.
+
+    With :math:`\xi_1 = 4/h` the noise of a decision is :math:`\sigma^2 = \xi_2 \tfrac{h^2}{16} \lVert x' - x\rVert^2`: it grows
+    with the move. Of the other coordinates' moves the mean is taken, :math:`(d-1)(h + h^2/4)`.
+    """
+    others = (dim - 1) * (h**3 / 16 + h**6 / 512)
+    z = np.linspace(-5, 5, 51)
+    weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
+    after = (1 - h / 2) * _X[:, None] + np.sqrt(h) * z
+    moves = _Moves(after, _WEIGHT[:, None] * weight, -h / 8 * (after**2 - _X[:, None] ** 2))
+    square = h / 4 * ((after - _X[:, None]) ** 2 + (dim - 1) * (h + h**2 / 4))  # sigma squared at r = 1
+    noises = (np.sqrt(r * square + others + 1e-300) for r in ratios)
+    return tuple(_reversible_worth(moves, (noise,))[0] for noise in noises)
 
 
 def autoregression(h: float, sigma: float) -> float:

@@ -38,6 +38,8 @@ SHOWING = 400
 """Steps a chain should have, where it can, for its diagnostics to mean something."""
 STEP_SIZES = tuple(np.round(np.geomspace(0.002, 1.0, 22), 5).tolist())
 """Langevin step sizes h that are tried."""
+RATIOS = tuple(np.round(np.geomspace(1.0, 256.0, 17), 3).tolist())
+"""Variances of Langevin's second copies that are tried, in those of its first."""
 SIGMAS = tuple(np.round(np.geomspace(0.1, 4.0, 28), 3).tolist())
 STEPS = tuple(np.round(np.geomspace(0.2, 3.0, 17), 3).tolist())
 ENOUGH = 0.97
@@ -84,6 +86,7 @@ class Choice:
     sigma: float
     iterations: int
     ess: float
+    copy_sigma: float = 0.0
 
 
 WidthSquare: TypeAlias = Callable[[Picture, np.ndarray], float]
@@ -286,6 +289,25 @@ def choose_langevin(
             afford = mu**2 / (h * first + square / sigma**2) / chains
             iterations = int(min(afford, max_iterations))
             options.append(Choice(Langevin.name, root, h, sigma, iterations, chains * iterations * worth))
+    top = max(option.ess for option in options)
+    return max((o for o in options if o.ess >= ENOUGH_LANGEVIN * top), key=lambda o: (o.step, o.ess))
+
+
+def choose_copies(family: Family, picture: Picture, mu: float, *, chains: int, max_iterations: int) -> Choice:
+    r"""Best step size h and ratio r for Langevin whose corrections are made from second copies.
+
+    A step of one chain costs :math:`\tfrac h4 w_1^2 (1 + 1/r)`, wherever it goes. `Choice.sigma` is what the noise of a
+    correction will be on average (the root of the mean square): :math:`\tfrac h4 \sqrt{\xi_2\, d\, (h + h^2/4)}`.
+    """
+    root = np.linalg.cholesky(picture.covariance)
+    dim, first = len(root), family.known_diameter(root) ** 2 / 4
+    options = []
+    for h in STEP_SIZES:
+        for ratio, worth in zip(RATIOS, efficiency.langevin_copies(h, RATIOS, dim), strict=True):
+            iterations = int(min(mu**2 / (h * first * (1 + 1 / ratio)) / chains, max_iterations))
+            copy_sigma = float(np.sqrt(4 * ratio / h))
+            sigma = float(copy_sigma * h / 4 * np.sqrt(dim * (h + h**2 / 4)))
+            options.append(Choice(Langevin.name, root, h, sigma, iterations, chains * iterations * worth, copy_sigma))
     top = max(option.ess for option in options)
     return max((o for o in options if o.ess >= ENOUGH_LANGEVIN * top), key=lambda o: (o.step, o.ess))
 

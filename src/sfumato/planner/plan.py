@@ -60,6 +60,9 @@ class Plan:
         Every kernel that came into question with its share of the limit, the best first: why this one.
     truncate
         Bound on every coordinate's move, if the random walk was asked to keep one.
+    copy_sigma
+        Langevin on a family over owners one has to wait for: noise in each coordinate of the second copies that
+        corrections are made from; `sigma` is then what the noise of a correction will be on average. Else 0.
     """
 
     kernel: str
@@ -81,6 +84,7 @@ class Plan:
     owners: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     considered: tuple[tuple[str, float], ...] = ()
     truncate: float | None = None
+    copy_sigma: float = 0.0
 
     @property
     def share_of_limit(self) -> float:
@@ -136,13 +140,18 @@ class Plan:
                 + (f"size h = {self.step:g}" if lang else f"{self.step:g} posterior sd")
                 + ("" if self.truncate is None else f", no coordinate by more than {self.truncate:g}"),
             ),
-            ("noise", f"sigma = {self.sigma:g} per answer" + (" of the correction" if lang else "")),
+            ("noise", self._noise()),
             ("chains", f"{self.chains} x about {self.iterations:,} iterations"),
             ("forecast", f"{self.forecast_ess:.3g} effective draws, {self.share_of_limit:.0%} of the one-shot limit"),
             *([("because", self._because())] if len(self.considered) > 1 else []),
             ("rests on", "; ".join(self.assumptions)),
             *(("owner", _owner_row(owner)) for owner in self.owners),
         ]
+
+    def _noise(self) -> str:
+        if self.copy_sigma:
+            return f"sigma = {self.sigma:.3g} per correction on average, made from second copies that are asked ahead"
+        return f"sigma = {self.sigma:g} per answer" + (" of the correction" if self.kernel == Langevin.name else "")
 
     def _worth(self) -> str:
         if len(self.owners) > 1:
@@ -174,6 +183,7 @@ class Plan:
         out |= {"forecast_ess": self.forecast_ess, "limit_ess": self.limit_ess, "share_of_limit": self.share_of_limit}
         out |= {"owners": [dict(owner) for owner in self.owners]} if self.owners else {}
         out |= {"truncate": self.truncate} if self.truncate is not None else {}
+        out |= {"copy_sigma": self.copy_sigma} if self.copy_sigma else {}
         out |= {"considered": [list(pair) for pair in self.considered]}
         return out | {"assumptions": list(self.assumptions), "weak": self.weak, "matrix": self.matrix.tolist()}
 
@@ -223,8 +233,12 @@ def make_plan(
     pilot_share: float | None = None,
     mu: float | None = None,
     truncate: float | None = None,
+    ahead: bool = False,
 ) -> Plan:
-    """Plan from public quantities alone; `mu`, if given, is what the budget is worth (that of several owners together)."""
+    """Plan from public quantities alone; `mu`, if given, is what the budget is worth (that of several owners together).
+
+    `ahead`: answers take long to come, so Langevin on a family asks for all it needs ahead (`forecast.choose_copies`).
+    """
     kernel = truncated.check(truncate, kernel)
     mu = budget_mu(epsilon, delta) if mu is None else mu
     max_iterations = iteration_limit(study, max_iterations)
@@ -239,7 +253,7 @@ def make_plan(
     source = "public example records" if example is not None else made_up
     assumptions = (f"theta near {origin}", source, "a posterior close to normal")
     counts: dict[str, Any] = {"n": n, "epsilon": epsilon, "delta": delta, "kernel": kernel, "chains": chains}
-    counts |= {"truncate": truncate}
+    counts |= {"truncate": truncate, "ahead": ahead}
     share = pilot_fraction(study, pilot_share)
     if pilot_share is None and (near := _near(study, kernel)) is not None:
         share = _best_share(study, near, picture, mu, chains, max_iterations)
@@ -288,6 +302,7 @@ def replan(
     *,
     kernel: str,
     max_iterations: int | None,
+    ahead: bool = False,
 ) -> Plan:
     """Plan again with what the pilot found, for the share of the budget that is left."""
     assumptions = (picture.origin, "a posterior close to normal")
@@ -295,6 +310,7 @@ def replan(
         study, picture, assumptions, plan.mu, share_left,
         n=plan.n, epsilon=plan.epsilon, delta=plan.delta, kernel=kernel, chains=plan.chains,
         max_iterations=iteration_limit(study, max_iterations), pilot_share=0.0, truncate=plan.truncate,
+        ahead=ahead,
     )  # fmt: skip
 
 
@@ -348,14 +364,16 @@ def _assemble(
     delta: float,
     pilot_share: float,
     truncate: float | None,
+    ahead: bool,
 ) -> Plan:
     with jax.enable_x64(True):
         left = mu * share**0.5
         if study.family is not None and uses_langevin(study, kernel):
+            limits: dict[str, Any] = {"chains": chains, "max_iterations": max_iterations}
             choices = [
-                forecast.choose_langevin(
-                    study.family, study.model, n, picture, left, chains=chains, max_iterations=max_iterations
-                )
+                forecast.choose_copies(study.family, picture, left, **limits)
+                if ahead
+                else forecast.choose_langevin(study.family, study.model, n, picture, left, **limits)
             ]
         else:
             choices = forecast.choose(
@@ -371,7 +389,7 @@ def _assemble(
         kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=chains, n=n,
         epsilon=float(epsilon), delta=float(delta), mu=mu, pilot_share=pilot_share, forecast_ess=choice.ess,
         limit_ess=limit, assumptions=assumptions, picture=picture, matrix=choice.matrix, family=study.family is not None,
-        considered=considered, truncate=truncate,
+        considered=considered, truncate=truncate, copy_sigma=choice.copy_sigma,
     )  # fmt: skip
 
 

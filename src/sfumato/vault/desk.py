@@ -39,7 +39,7 @@ from sfumato.access.questions import (
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.kernel import Langevin
 from sfumato.model import derivatives
-from sfumato.privacy.budget import MAX_RELEASES, QUANTA_PER_UNIT, cost_quanta
+from sfumato.privacy.budget import MAX_RELEASES, cost_quanta
 from sfumato.sensitivity.reference import Reference
 from sfumato.study import Study
 from sfumato.vault import lattice, moments, reference
@@ -429,7 +429,7 @@ class _Walk:
 
 
 class _Family:
-    """Rounds of Langevin on a family: a statistic, then a correction."""
+    """Rounds of Langevin on a family: a statistic, then a correction; or both at once, as two copies of the statistic."""
 
     def __init__(self, engine: Engine, study: Study, terms: Terms, noise: Callable[..., Source]) -> None:
         if study.family is None or not study.natural:
@@ -447,7 +447,9 @@ class _Family:
         self.agreed = Agreed(middle=((lo + hi) // 2).tolist())
         self._terms, self._dim = terms, dim
         self._first = question.first_cost()
-        self._diameter = [(self._first / QUANTA_PER_UNIT) ** 0.5 * terms.proposal_sigma]
+        self._diameter = [question.moved()]
+        # A record moves a second copy by as much as the first; its noise is another.
+        self._both = self._first + cost_quanta((question.moved() / terms.sigma) ** 2)
         with jax.enable_x64(True):
             self._summed = engine.statistic(question)
             self._total = jax.device_put(self._summed)
@@ -468,13 +470,13 @@ class _Family:
         # No pass over the records a round: OpenDP's sampler would be all that one waits for.
         self.pools = [
             NoisePool(noise(terms.proposal_sigma / terms.proposal_gamma, dim, 1)),
-            NoisePool(noise(terms.sigma / terms.gamma, 1, 1)),
+            NoisePool(noise(terms.sigma / terms.gamma, dim if terms.copies else 1, 1)),
         ]
 
     def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if isinstance(question, Statistic):
-            return self._quote_statistic(question)
-        if isinstance(question, Correction):
+            return self._quote_copies(question) if self._terms.copies else self._quote_statistic(question)
+        if isinstance(question, Correction) and not self._terms.copies:
             return self._quote_correction(question)
         raise InvalidInput(f"Langevin asks for statistics and corrections, got a {type(question).__name__}.")
 
@@ -486,6 +488,17 @@ class _Family:
             return Answer(self._terms.proposal_gamma, (total + noise).ravel().tolist(), self._diameter, _YES)
 
         return _Quote(self._first * rows, answer), rows * dim
+
+    def _quote_copies(self, question: Statistic) -> tuple[_Quote, int]:
+        """The proposal's copy and the correction's, for every step and chain: both are paid for, or neither is given."""
+        rows, dim = _statistics(question, self._terms.chains, 2 * self._dim), self._dim
+
+        def answer() -> Answer:
+            copies = [self._summed + pool.take(rows * dim).reshape(rows, dim) for pool in self.pools]
+            numbers = np.stack(copies, axis=1).ravel().tolist()
+            return Answer(self._terms.proposal_gamma, numbers, self._diameter, _YES)
+
+        return _Quote(self._both * rows, answer), rows * 2 * dim
 
     def _quote_correction(self, question: Correction) -> tuple[_Quote, int]:
         chains = self._terms.chains
@@ -597,6 +610,11 @@ def _check_terms(terms: Terms, n: int) -> None:
     _check_noise("sigma", terms.sigma, terms.gamma, n)
     if terms.kernel == LANGEVIN:
         _check_noise("proposal_sigma", terms.proposal_sigma, terms.proposal_gamma, n)
+    if terms.copies and (terms.kernel != LANGEVIN or terms.centre or terms.gamma != terms.proposal_gamma):
+        raise InvalidInput(
+            "second copies are for Langevin on a family, whose corrections are linear in the statistic, and are counted on the "
+            "lattice of the first."
+        )
 
 
 def _check_noise(name: str, sigma: float, gamma: float, n: int) -> None:

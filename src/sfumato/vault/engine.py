@@ -217,7 +217,7 @@ class LocalEngine:
 
     def ratio(self, spot: Spot) -> np.ndarray:
         """Integer log-likelihood ratio of every chain."""
-        with jax.enable_x64(True):
+        with x64():
             kept = self.rows * len(spot.theta) <= KEEP_TERMS
             return np.asarray(self._ratio_cached(spot) if kept else self._ratio_blocks(spot))
 
@@ -292,7 +292,7 @@ class LocalEngine:
 
     def remainder(self, bend: Bend) -> np.ndarray:
         """Integer sum of every chain's second-order scalars: one pass, the terms of the last round and the gradients kept."""
-        with jax.enable_x64(True):
+        with x64():
             sums, chains = self._sums(bend.gamma), len(bend.theta)
             cached = (
                 self.rows * chains <= scan.CACHE_TERMS and self.rows * len(bend.centre) <= reference.CACHE_GRADIENTS

@@ -59,12 +59,15 @@ class LangevinQuestion:
         """Lattice of the second query."""
         return lattice.choose_gamma(self.sigma, self.n)
 
-    def first_mu_squared(self) -> float:
-        """Mu squared of one chain's first query: the same at every step."""
+    def moved(self) -> float:
+        """The most that one record can move a copy of the statistic by, rounding included."""
         diameter = self.family.known_diameter(self.kernel.matrix)
         evaluated = float(np.linalg.norm(evaluation_error(self.family, self.kernel.matrix)))
-        moved = diameter * (1 + 1e-9) + self.gamma * len(self.kernel.matrix) ** 0.5 + 2 * evaluated
-        return float((moved / self.kernel.proposal_sigma) ** 2)
+        return float(diameter * (1 + 1e-9) + self.gamma * len(self.kernel.matrix) ** 0.5 + 2 * evaluated)
+
+    def first_mu_squared(self) -> float:
+        """Mu squared of one chain's first query: the same at every step."""
+        return (self.moved() / self.kernel.proposal_sigma) ** 2
 
     def first_cost(self) -> int:
         """Quanta of one chain's first query."""

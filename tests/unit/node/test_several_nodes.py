@@ -1,6 +1,7 @@
 """Several nodes, one theta: the chain of one table where their noises add up, and every lie named after its node."""
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import sfumato as sf
 from node_helpers import YES, N, load, prepare, threaded
+from sfumato.access import rounds as rounds_module
 from sfumato.access.questions import AHEAD, decode_reply, encode
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
@@ -21,8 +23,10 @@ from sfumato.node.state import Node
 from sfumato.node.studies import ApprovedStudy
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.vault import lattice
+from sfumato.vault.ledger import Ledger
 from unit.node.test_remote import CHAINS, drive, local
 from unit.owners.fixed_noise import split
+from unit.owners.test_rounds import door_of
 
 NAMES, EDGES = ("Amber", "Birch"), (0, 900, N)
 
@@ -48,8 +52,9 @@ def owners(nodes):
 def kernel_for(kind, study):
     if kind == "walk":
         return Guided(np.eye(1) * 0.05, 0.7), 3.0
-    if kind == "family":
-        return Langevin(np.eye(1) * 0.05, 0.3, public_part(study.family, study.model, N)), 2.0
+    if kind in ("family", "copies"):
+        copy_sigma = 60.0 if kind == "copies" else 0.0
+        return Langevin(np.eye(1) * 0.05, 0.3, public_part(study.family, study.model, N), copy_sigma=copy_sigma), 2.0
     around = np.full(1, -0.85), np.eye(1) * N * 0.21
     return ReferenceLangevin(np.eye(1) * 0.05, 0.5, study.model.log_prior, *around, 12.0), 0.5
 
@@ -76,6 +81,59 @@ def test_the_chain_over_nodes_is_that_of_one_table(nodes, owners, monkeypatch, n
         assert np.allclose(value, several[key], equal_nan=value.dtype != bool, **rounded), key
 
 
+def test_with_second_copies_the_chain_over_nodes_is_that_of_one_table_to_the_last_bit(nodes, owners, monkeypatch):
+    """Over two nodes with the noise split, and in this process over one owner of all records."""
+    doors = []
+    for owner in owners:
+        approved, study, _ = owner.study(load(nodes[0].folder, "bern"), kernel="langevin")
+        doors.append(owner.door(approved, study.model.fingerprint(), epsilon=2.0, delta=1e-6, run_id="bits-copies"))
+    kernel, sigma = kernel_for("copies", study)
+    several = drive(
+        study, kernel, sigma, Rounds(study.model, doors, run_id="bits-copies", ahead=32), PublicStream(3, CHAINS)
+    )
+    real = lattice.choose_gamma
+    monkeypatch.setattr(rounds_module, "choose_gamma", lambda sigma, n: real(sigma / len(NAMES) ** 0.5, n))
+    with Ledger.in_memory(2**60) as ledger:
+        case = SimpleNamespace(study=study, table={"y": YES})
+        one = drive(
+            study, kernel, sigma, Rounds(study.model, [door_of(case, ledger)], run_id="one"), PublicStream(3, CHAINS)
+        )
+    assert 0 < one["accepted"].mean() < 1
+    for key, value in one.items():
+        assert np.array_equal(value, several[key], equal_nan=value.dtype != bool), key
+
+
+def test_a_run_on_a_family_over_nodes_asks_for_all_it_needs_ahead(nodes, owners, monkeypatch, tmp_path):
+    """Through the public function: a message for sixteen steps, both copies in the transcript, every quantum accounted for."""
+    asked, real = [], Rounds.add
+
+    def add(rounds, name, *rest):
+        asked.append(name)
+        return real(rounds, name, *rest)
+
+    monkeypatch.setattr(Rounds, "add", add)
+    family = load(nodes[0].folder, "bern")
+    wishes = {"epsilon": 3.0, "delta": 1e-6, "max_iterations": 70, "chains": 2, "pilot_share": 0.0, "guess": {"p": 0.3}}
+    plan = sf.plan(family, owners, **wishes)
+    assert plan.copy_sigma > 0 and "asked ahead" in plan.table()
+    run = sf.sample(family, owners, **wishes, seed=1, force=True, progress=False)
+    assert (run.plan["kernel"], run.plan["copy_sigma"], run.iterations) == ("langevin", plan.copy_sigma, 70)
+    assert asked == [f"{first}/statistics" for first in range(0, 64, AHEAD)] + [
+        f"{step}/statistic" for step in range(64, 70)
+    ]
+    t = run.transcript
+    assert t["copy_noisy"].shape == t["t_noisy"].shape == (2, 70, 1)
+    assert np.isfinite(t["d_n_noisy"]).all() and run.acceptance > 0.5
+    assert run.privacy.owners[0].releases == 2 * t["t_noisy"].size
+    for i, statement in enumerate(run.privacy.owners):
+        share = run.plan["owners"][i]["share"]
+        total = (t["widths"][..., i] ** 2 * (run.plan["step"] / 4 + run.plan["copy_sigma"] ** -2) / share).sum()
+        assert statement.spent_mu**2 == pytest.approx(total, rel=1e-6)
+    assert t["mu_squared"].sum() == pytest.approx(total, rel=1e-6)
+    run.save(tmp_path / "run.npz")
+    assert np.array_equal(sf.load(tmp_path / "run.npz").transcript["copy_noisy"], t["copy_noisy"])
+
+
 def lying(monkeypatch, liar, lie, after=0):
     """Let a node lie, once, after so many honest answers."""
     honest, heard = Session._answer, []
@@ -89,6 +147,7 @@ def lying(monkeypatch, liar, lie, after=0):
         return reply
 
     monkeypatch.setattr(Session, "_answer", answer)
+    monkeypatch.setattr(Session, "at_once", lambda session, data: None)  # every answer goes that way
 
 
 def test_langevin_on_any_model_over_nodes_until_one_of_them_lies(nodes, owners, monkeypatch):

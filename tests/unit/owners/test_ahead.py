@@ -5,7 +5,7 @@ import pytest
 
 import sfumato as sf
 from sfumato.access import ahead
-from sfumato.access.ahead import Statistics
+from sfumato.access.ahead import Statistics, Summed
 from sfumato.access.questions import AHEAD, Statistic, Terms
 from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, InvalidInput
@@ -18,6 +18,7 @@ from unit.owners.test_rounds import (
     STEPS,
     assert_same,
     by_rounds,
+    copies_case,
     door_of,
     langevin_case,
     reference_case,
@@ -38,7 +39,7 @@ class Owner:
             raise BudgetSpent("no", needed=1.0, left=0.0)
         self.asked.append(name)
         assert size == 2 * question.steps * 3
-        return np.repeat(np.arange(first, first + question.steps), 6)
+        return Summed(np.repeat(np.arange(first, first + question.steps), 6), np.ones(1))
 
 
 def walk(owner, steps, until=10**9):
@@ -74,12 +75,17 @@ def test_many_numbers_fetch_fewer_steps():
     assert Statistics(Owner(), 2, 3, 100).stride == AHEAD
 
 
-@pytest.mark.parametrize("case", [langevin_case(), reference_case()], ids=["family", "reference"])
+CASES = pytest.mark.parametrize(
+    "case", [langevin_case(), copies_case(), reference_case()], ids=["family", "copies", "reference"]
+)
+
+
+@CASES
 def test_one_by_one_gives_the_same_chain(case):
     assert_same(by_rounds(case), by_rounds(case, sizes=(7, STEPS - 7), ahead=STEPS))
 
 
-@pytest.mark.parametrize("case", [langevin_case(), reference_case()], ids=["family", "reference"])
+@CASES
 @pytest.mark.parametrize("done", [20, 30])
 def test_a_run_that_was_killed_in_a_chunk_asks_again_with_the_same_ids_and_pays_nothing(case, done):
     """Its first chunk is durable, the second was answered and is not; chunks end in the middle of messages."""

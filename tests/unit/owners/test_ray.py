@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -170,6 +171,12 @@ def test_langevin_on_a_family_on_ray_is_the_compiled_one(shards):
     with Ledger.in_memory(CAP) as ledger:
         result, _ = over(engine, case, ledger)
     assert_same(compiled(case), result)
+    case.kernel = replace(kernel, copy_sigma=6.0)  # as over nodes: corrections from second copies
+    with Ledger.in_memory(CAP) as ledger:
+        copied, paid = over(engine, case, ledger)
+    alone, price = in_process(case)
+    assert_same(alone, copied)
+    assert paid == price
     engine.close()
     with pytest.raises(InvalidInput, match="could not evaluate"):
         engine.gradient(None)  # the workers have let go of this run

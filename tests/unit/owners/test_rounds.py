@@ -1,5 +1,6 @@
 """The round-at-a-time path is the compiled path: same noise, same draws, to the last bit."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -9,10 +10,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 import sfumato as sf
+from helpers import FALSE_ALARM
 from sfumato.access.local import LocalDoor, facts_of
-from sfumato.access.questions import Ratio, Release, Terms
+from sfumato.access.questions import Correction, Ratio, Release, Statistic, Terms
 from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.families.langevin import public_part
@@ -56,6 +59,13 @@ def langevin_case(h=0.4):
     return SimpleNamespace(study=NATURAL, table=LABELS, kernel=kernel, sigma=0.4)
 
 
+def copies_case(h=0.4):
+    """The same with corrections made from second copies."""
+    case = langevin_case(h)
+    case.kernel = dataclasses.replace(case.kernel, copy_sigma=6.0)
+    return case
+
+
 def reference_case(h=0.8):
     centre, root = np.array([0.9, -0.5, 0.1, 0.05]), np.linalg.cholesky(np.eye(4) * 0.012 + 0.002)
     kernel = ReferenceLangevin(root, h, LOGISTIC.model.log_prior, centre, np.eye(4) * 60.0, 14.0)
@@ -81,11 +91,11 @@ def drive(case, access, stream, sizes):
         stream.consume(chunk.steps)
         parts.append(chunk.transcript)
     access.close()
-    names = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted", "t_noisy")
+    names = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted", "t_noisy", "copy_noisy")
     return {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in names
-        if getattr(parts[0], name) is not None
+        if getattr(parts[0], name, None) is not None
     }
 
 
@@ -140,8 +150,8 @@ def assert_close(one, other, digits=1e-9):
 
 @pytest.mark.parametrize(
     ("case", "bound"),
-    [(walk_case, 0.3), (langevin_case, 0.15), (reference_case, 0.95)],
-    ids=["walk", "langevin", "reference"],
+    [(walk_case, 0.3), (langevin_case, 0.15), (copies_case, 0.15), (reference_case, 0.95)],
+    ids=["walk", "langevin", "copies", "reference"],
 )
 def test_what_lies_outside_an_owners_box_is_rejected_unasked(case, bound):
     """The box cuts through where the chain would go."""
@@ -161,7 +171,9 @@ def test_what_lies_outside_an_owners_box_is_rejected_unasked(case, bound):
     assert outside.any() and not outside.all()
     assert np.all(np.abs(rows.theta) <= bound)
     assert not rows.accepted[outside].any() and rows.accepted.any()
-    assert np.all(rows.widths[outside] == 0)
+    assert np.all(rows.sensitivity[outside] == 0)
+    # A second copy is paid for before it is known where the step goes.
+    assert np.all(rows.widths[outside] == 0) == (not getattr(case.kernel, "copy_sigma", 0))
     for question in asked:
         for row in (*getattr(question, "theta", ()), *getattr(question, "theta_prop", ())):
             assert np.max(np.abs(row)) <= bound
@@ -419,3 +431,75 @@ def test_the_pilots_releases_are_the_vaults():
         rounds.close()
         spent = {a.name: a.spent for a in ledger.accounts()}
         assert spent["a"] == spent["v"]
+
+
+# -- second copies ----------------------------------------------------------------------------------------------------
+
+
+def test_with_second_copies_a_step_asks_for_nothing_else_and_costs_the_same_everywhere():
+    case, stream, asked = copies_case(), PublicStream(1, CHAINS), []
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        door.ask = watched(door.ask, asked)
+        rounds = Rounds(case.study.model, [door], run_id="run", ahead=STEPS)
+        states = states_of(case, stream)
+        rounds.begin(case.kernel, case.sigma, states)
+        rows = rounds.chunk(states, stream.peek(case.kernel, STEPS), STEPS, 2**58).transcript
+        rounds.close()
+        spent = ledger.spent
+    assert [q.steps for q in asked] == [16, 16, *[1] * (STEPS - 32)]
+    assert 0.1 < rows.accepted.mean() < 1.0
+    # The charge covers the most that a record can move either copy by, coordinate errors and the lattice included.
+    diameter, xi = FAMILY.known_diameter(case.kernel.matrix), (4 / case.kernel.step, case.kernel.copy_sigma**2)
+    needed = STEPS * CHAINS * diameter**2 * (1 / xi[0] + 1 / xi[1]) * QUANTA_PER_UNIT
+    assert needed < spent < needed * (1 + 1e-6)
+    assert rows.widths == pytest.approx(diameter, rel=1e-6)
+    # What the transcript says of a decision follows from what was released.
+    sigma = rows.sensitivity / diameter * case.kernel.copy_sigma
+    assert np.allclose(rows.sigma, sigma, rtol=1e-6)
+    with jax.enable_x64(True):
+        before = np.concatenate([np.asarray(states.theta)[None], rows.theta[:-1]])
+        turn = jax.jit(jax.vmap(jax.vmap(case.kernel.turn)))(before, rows.theta_prop)
+    said = -np.einsum("...i,...i", np.asarray(turn.direction), rows.copy_noisy)
+    assert np.allclose(said, rows.d_n_noisy, rtol=1e-9, atol=1e-9)
+
+
+def test_the_two_copies_of_a_step_have_noise_of_their_own():
+    case = copies_case()
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger, source=None)
+        terms = copied_terms(case)
+        door.begin(terms)
+        replies = [door.ask(f"q{i}", Statistic(chains=CHAINS, steps=16)) for i in range(60)]
+        door.close()
+    numbers = np.array([reply.numbers for reply in replies]).reshape(-1, 2, 3) * terms.gamma
+    rows = len(numbers)
+    numbers = (numbers - numbers.mean(axis=0)) / np.array([terms.proposal_sigma, terms.sigma])[:, None]
+    together = np.corrcoef(numbers.reshape(rows, 6).T)[np.triu_indices(6, 1)]
+    assert np.abs(together).max() < stats.norm.isf(FALSE_ALARM / 30) / rows**0.5
+    chi = stats.chi2.cdf((numbers**2).sum(axis=0), rows - 1)
+    assert FALSE_ALARM / 12 < chi.min() and chi.max() < 1 - FALSE_ALARM / 12
+
+
+def copied_terms(case, **changes):
+    settled = {
+        "kernel": "langevin", "chains": CHAINS, "sigma": case.kernel.copy_sigma, "gamma": 2.0**-36, "copies": True,
+        "matrix": case.kernel.matrix.tolist(), "proposal_sigma": case.kernel.proposal_sigma, "proposal_gamma": 2.0**-36,
+    }  # fmt: skip
+    return Terms(**settled | changes)
+
+
+def test_second_copies_are_for_families_on_one_lattice_and_have_no_scalars_beside_them():
+    case = copies_case()
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        for wrong in ({"gamma": 2.0**-37}, {"kernel": "walk"}, {"centre": [0.0] * 3}):
+            with pytest.raises(InvalidInput, match="second copies are for Langevin on a family"):
+                door.begin(copied_terms(case, **wrong))
+        with pytest.raises(InvalidInput, match="sigma must lie between"):
+            door.begin(copied_terms(case, sigma=0.0))
+        door.begin(copied_terms(case))
+        with pytest.raises(InvalidInput, match="got a Correction"):
+            door.ask("q", Correction(direction=[[0.1] * 3] * CHAINS, asked=[True] * CHAINS))
+        assert door.left == CAP
+        door.close()

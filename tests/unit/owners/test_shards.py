@@ -23,6 +23,7 @@ from unit.owners.test_rounds import (
     assert_same,
     by_rounds,
     compiled,
+    copies_case,
     door_of,
     drive,
     langevin_case,
@@ -73,6 +74,18 @@ def test_langevin_around_a_reference_point_over_owners_is_the_compiled_one_to_th
     case = reference_case()
     several, spent = over_owners(case, parts)
     assert_same(on_their_lattice(monkeypatch, case, parts), several)
+    assert 0.1 < several["accepted"].mean() < 1.0
+    assert min(spent) > 0
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_langevin_with_second_copies_over_owners_is_that_over_one_to_the_last_bit(monkeypatch, parts):
+    """Both copies are whole numbers that add up: nobody rounds a scalar of its own."""
+    case, real = copies_case(), lattice.choose_gamma
+    several, spent = over_owners(case, parts)
+    with monkeypatch.context() as patch:  # one owner with all the noise, on the lattice that several agree on
+        patch.setattr(rounds_module, "choose_gamma", lambda sigma, n: real(sigma / parts**0.5, n))
+        assert_same(by_rounds(case), several)
     assert 0.1 < several["accepted"].mean() < 1.0
     assert min(spent) > 0
 
