@@ -13,7 +13,6 @@ counted. The last line fits the model of `docs/scaling.md`: a fixed part a round
 
     python benchmarks/owners.py                  (both; some minutes)
     python benchmarks/owners.py --only nodes
-    python benchmarks/owners.py --only nodes --threads 1      (one core a node, as if each had a machine of its own)
 """
 
 import argparse
@@ -160,8 +159,8 @@ class Node(NamedTuple):
 
 
 @contextmanager
-def node_of(folder: Path, n: int, threads: int | None):
-    """A node process with n records, and so many of XLA's threads (by default one for each core)."""
+def node_of(folder: Path, n: int):
+    """A node process with n records."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -176,7 +175,7 @@ def node_of(folder: Path, n: int, threads: int | None):
     code = "from sfumato.cli import main; raise SystemExit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "serve", str(file.path)], stdout=subprocess.DEVNULL,
-        env=os.environ | {"SFUMATO_STATE": str(folder)} | ({"NPROC": str(threads)} if threads else {}),
+        env=os.environ | {"SFUMATO_STATE": str(folder)},
     )  # fmt: skip
     try:
         while process.poll() is None:
@@ -264,13 +263,13 @@ def compare(title: str, one: list[Node], three: list[Node], what: str, kind: str
     return ratio
 
 
-def over_nodes(slices: int, n: int, threads: int | None) -> bool:
+def over_nodes(slices: int, n: int) -> bool:
     """Three nodes against one; whether what is wanted was met."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         names = ("amber", "birch", "cedar")
-        thirds = [stack.enter_context(node_of(folder / owner, n // 3, threads)) for owner in names]
-        whole = stack.enter_context(node_of(folder / "all", n, threads))
+        thirds = [stack.enter_context(node_of(folder / owner, n // 3)) for owner in names]
+        whole = stack.enter_context(node_of(folder / "all", n))
         where = folder / "amber"
         ratios = [
             compare(f"walk, {n} records in all", [whole], thirds, "logistic", "guided", where, slices),
@@ -291,11 +290,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each measurement in one process")
     parser.add_argument("--slices", type=int, default=150, help="slices of each side, over nodes")
     parser.add_argument("--records", type=int, default=30_000, help="of all nodes together")
-    parser.add_argument("--threads", type=int, help="of XLA's, in each node")
     options = parser.parse_args()
     if options.only != "nodes":
         sweep(options.rounds)
-    if options.only != "process" and not over_nodes(options.slices, options.records, options.threads):
+    if options.only != "process" and not over_nodes(options.slices, options.records):
         raise SystemExit(1)
 
 

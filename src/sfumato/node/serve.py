@@ -201,6 +201,8 @@ def _not_ours(listen: Listen, error: OSError) -> InvalidInput:
 def serve(file: OwnerFile, *, dev: bool = False, announce: Callable[[], None] = lambda: None) -> None:
     """Serve until told to stop; `announce` is called once records, studies and ledger are in order."""
     check_listen(file.listen, dev=dev)
+    # One thread for XLA, which reads this when it first computes: the passes over a table are shared out whole (`vault.parts`).
+    os.environ.setdefault("NPROC", "1")
     # Answers are small: computed in the thread that asks, they need not wait for another one to wake up.
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
     jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]  # once, not at every answer

@@ -178,17 +178,30 @@ class LocalEngine:
         Public: the model and the domain.
     precision
         How records are evaluated.
+    compiled
+        Where compiled sums are kept: engines of one study with as many rows may share it.
+    whole
+        Rows of the table that these are a part of; what is kept in memory is bounded for all of it.
     """
 
-    def __init__(self, records: Records, study: Study, *, precision: str = "float64") -> None:
+    def __init__(
+        self,
+        records: Records,
+        study: Study,
+        *,
+        precision: str = "float64",
+        compiled: dict[Any, Callable[..., Any]] | None = None,
+        whole: int | None = None,
+    ) -> None:
         check_precision(precision)
         self._count, self._study, self._precision = records.n, study, precision
         self._near = study.near or Reference(study.model, study.domain)  # nothing is built before it is asked for
         with jax.enable_x64(True):
             self._records: Rows | None = count_kinds(records, study.domain).on_device()
         self._rows = self._records.number
+        self._whole = self._rows if whole is None else whole
         trim()
-        self._compiled: dict[Any, Callable[..., Any]] = {}
+        self._compiled: dict[Any, Callable[..., Any]] = {} if compiled is None else compiled
         self._kept: _Kept | None = None
         self._gradients: tuple[np.ndarray, Array] | None = None
 
@@ -218,7 +231,8 @@ class LocalEngine:
     def ratio(self, spot: Spot) -> np.ndarray:
         """Integer log-likelihood ratio of every chain."""
         with x64():
-            kept = self.rows * len(spot.theta) <= KEEP_TERMS
+            chains = len(spot.theta)
+            kept = self.rows * chains <= KEEP_TERMS and self._whole * chains <= scan.CACHE_TERMS
             return np.asarray(self._ratio_cached(spot) if kept else self._ratio_blocks(spot))
 
     def priced_ratio(self, price: Price, asked: Asked) -> Priced | None:
@@ -287,7 +301,9 @@ class LocalEngine:
         """Integer sum of whitened gradients at a reference point."""
         with jax.enable_x64(True):
             sums = self._sums(place.gamma)
-            run = jax.jit(lambda rows, *at: reference.exact_total(sums, rows, *at))
+            run = self._build(
+                ("gradient", place.gamma), lambda: jax.jit(lambda rows, *at: reference.exact_total(sums, rows, *at))
+            )
             return np.asarray(run(self._held(), *(jax.device_put(part) for part in place[:4])))
 
     def remainder(self, bend: Bend) -> np.ndarray:
@@ -295,7 +311,7 @@ class LocalEngine:
         with x64():
             sums, chains = self._sums(bend.gamma), len(bend.theta)
             cached = (
-                self.rows * chains <= scan.CACHE_TERMS and self.rows * len(bend.centre) <= reference.CACHE_GRADIENTS
+                self._whole * chains <= scan.CACHE_TERMS and self._whole * len(bend.centre) <= reference.CACHE_GRADIENTS
             )
             run = self._build(("remainder", bend.gamma, chains), lambda: _compile_remainder(sums, chains, cached))
             gradients, here, there = self._gradients_at(sums, bend.centre) if cached else jnp.zeros(0), None, None
@@ -322,7 +338,7 @@ class LocalEngine:
 
     def _gradients_at(self, sums: _Sums, centre: np.ndarray) -> Array:
         if self._gradients is None or not np.array_equal(self._gradients[0], centre):
-            run = jax.jit(lambda rows, at: reference.all_gradients(sums, rows, at))
+            run = self._build("gradients", lambda: jax.jit(lambda rows, at: reference.all_gradients(sums, rows, at)))
             self._gradients = centre, run(self._held(), jax.device_put(centre))
         return self._gradients[1]
 

@@ -11,9 +11,10 @@ from sfumato.raytable import RayTable
 from sfumato.study import Study
 from sfumato.vault import records
 from sfumato.vault.desk import Desk
-from sfumato.vault.engine import Engine, LocalEngine
+from sfumato.vault.engine import Engine
 from sfumato.vault.ledger import Account, Journal
 from sfumato.vault.noise import Source
+from sfumato.vault.parts import PartedEngine
 
 if TYPE_CHECKING:
     from sfumato.vault.ray_shards import RayShards
@@ -78,7 +79,7 @@ class House:
             if self._shards is None:
                 raise InvalidInput("the columns of a table in shards must be prepared before a study is asked about.")
             return RayEngine(self._shards, study)
-        return LocalEngine(self._table(study.domain), study, precision=self._precision)
+        return PartedEngine(self._table(study.domain), study, precision=self._precision)
 
     def _load_shards(self, table: RayTable, domain: Mapping[str, Domain]) -> int:
         from sfumato.vault.ray_shards import RayShards
