@@ -113,7 +113,10 @@ def _advice(error: Exception, site: str | None) -> str:
 
 def _match_columns(model: Callable[..., Any], domain: Mapping[str, Domain]) -> tuple[str, ...]:
     if not callable(model):
-        raise InvalidModel(f"a model must be a NumPyro model function or a sf.Model, got {type(model).__name__}.")
+        raise InvalidModel(
+            f"a model must be a NumPyro model function or a sf.Model, got {type(model).__name__}; a pymc.Model is made one by "
+            "sf.from_pymc(model, domain)."
+        )
     parameters = inspect.signature(model).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

@@ -88,7 +88,8 @@ def check_separate(
 
     def same_in_company(program: Callable[..., Any]) -> None:
         for number, records in enumerate(companies):
-            _compare(*program(jax.random.key(number), records), advice)
+            joint, separate = program(jax.random.key(number), records)
+            _compare(joint, separate, advice)
 
     try_once(both, same_in_company, jax.random.key(0), companies[0], also=companies)
 
