@@ -39,7 +39,8 @@ def from_pymc(model: Any, domain: Mapping[str, Domain]) -> Model:
     Parameters
     ----------
     model
-        A `pymc.Model` whose columns are ``pm.Data`` containers. They may hold any stand-in records, which are never read.
+        A `pymc.Model` whose columns are ``pm.Data`` containers. They may hold any stand-in records: only
+        their shape and type are looked at.
     domain
         The declared domain of every container, by its name.
 
