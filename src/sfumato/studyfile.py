@@ -237,7 +237,9 @@ def load_model(reference: str, base: Path) -> Any:
         ) from None
     model = getattr(module, function, None)
     if model is None or not (callable(model) or hasattr(model, "statistic") or hasattr(model, "log_likelihood")):
-        raise InvalidInput(f"{path.name} has no function, family or sf.Model {function!r}; name one that it defines.")
+        raise InvalidInput(
+            f"{path.name} has no function {function!r}; name a function, a family or an sf.Model that it defines."
+        )
     return model
 
 
