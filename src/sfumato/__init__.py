@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sfumato.auditor import Audit, audit
     from sfumato.bundle import Bundle, release
     from sfumato.domain import Ball, Binary, Box, Categories, Integers, Interval
-    from sfumato.model import Model
+    from sfumato.model import Model, from_pymc
     from sfumato.owner import Owner
     from sfumato.planner import Plan
     from sfumato.privacy import gdp
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Audit": "auditor", "audit": "auditor", "Bundle": "bundle", "release": "bundle", "connect": "access.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
-    "Model": "model", "Owner": "owner", "Plan": "planner", "RayTable": "raytable",
+    "Model": "model", "from_pymc": "model", "Owner": "owner", "Plan": "planner", "RayTable": "raytable",
     "Run": "run", "StopReason": "run", "load": "run",
     "plan": "sampler", "resume": "sampler", "sample": "sampler",
     "Clip": "sensitivity", "Lipschitz": "sensitivity", "Range": "sensitivity", "certify": "sensitivity",
@@ -62,6 +62,7 @@ __all__ = [
     "connect",
     "errors",
     "families",
+    "from_pymc",
     "gdp",
     "kernel",
     "load",

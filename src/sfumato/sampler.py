@@ -97,7 +97,8 @@ def sample(
     Parameters
     ----------
     model
-        A NumPyro model function whose arguments are the columns, a `Model`, or a family such as `families.Bernoulli()`.
+        A NumPyro model function whose arguments are the columns, a `Model` (`from_pymc` makes one), or a family such as
+        `families.Bernoulli()`.
     data
         Dict of arrays, DataFrame, or path of a Parquet or CSV file (columns of these two that the domain does not name are
         ignored; a dict that has others is refused, unless `columns` is given). Or a `Bundle`, or a list of them, one per

@@ -213,7 +213,7 @@ def _needed(raw: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def load_model(reference: str, base: Path) -> Any:
-    """Import the function that ``model.py:logistic`` names.
+    """Import what ``model.py:logistic`` names: a NumPyro model function, a family, or a `Model`.
 
     The file is run: a study's model is code that its owner trusts. What it raises is told by type and line only.
     """
@@ -236,8 +236,10 @@ def load_model(reference: str, base: Path) -> Any:
             f"{path.name} raised {type(error).__name__}{_line(error, path)} while it was imported."
         ) from None
     model = getattr(module, function, None)
-    if model is None or not (callable(model) or hasattr(model, "statistic")):  # a function, or a family
-        raise InvalidInput(f"{path.name} has no function {function!r}; name one that it defines.")
+    if model is None or not (callable(model) or hasattr(model, "statistic") or hasattr(model, "log_likelihood")):
+        raise InvalidInput(
+            f"{path.name} has no function {function!r}; name a function, a family or an sf.Model that it defines."
+        )
     return model
 
 

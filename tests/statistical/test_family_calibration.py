@@ -19,7 +19,7 @@ from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
 from sfumato.haste import hastily
 from sfumato.kernel import Draw, Guided, Langevin, State, Streams
-from sfumato.model.from_numpyro import as_model_input
+from sfumato.model.trials import as_model_input
 from sfumato.study import make_study
 from sfumato.vault import langevin, sufficient
 from sfumato.vault.blocks import Rows

@@ -12,7 +12,7 @@ import numpy as np
 
 from sfumato.domain import Categories, Domain
 from sfumato.model import Model
-from sfumato.model.from_numpyro import as_model_input
+from sfumato.model.trials import as_model_input
 from sfumato.planner import synthetic
 from sfumato.planner.synthetic import Batch
 

@@ -33,7 +33,7 @@ from sfumato.families.prior import Joint, Values, as_joint
 from sfumato.haste import hastily
 from sfumato.model import Model, Site
 from sfumato.model.base import Record, check_values
-from sfumato.model.from_numpyro import as_model_input
+from sfumato.model.trials import as_model_input
 from sfumato.sensitivity.bounds import Bounds
 
 Array: TypeAlias = Any

@@ -20,7 +20,7 @@ from sfumato.families.base import Array, Family
 from sfumato.families.prior import Joint, Values
 from sfumato.haste import hastily
 from sfumato.model import Model
-from sfumato.model.from_numpyro import as_model_input
+from sfumato.model.trials import as_model_input
 
 ATTAINED = 1e-6
 """How close, relative to the width, brute force must come to what is said to be exact."""

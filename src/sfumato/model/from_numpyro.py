@@ -20,16 +20,12 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers, primitives
 from numpyro.distributions import biject_to
 
-from sfumato.domain import Box, Domain
+from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, InvalidModel
-from sfumato.haste import HASTE
 from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
-from sfumato.model.program import digest, equations
+from sfumato.model.trials import check_pure, check_separate, mixed_company, synthetic_batch, try_once
 
 _PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
-_COMPANY = 8  # records scored together when it is tested whether they are scored separately
-_COMPANIES = 3
-
 
 _TRACING = threading.RLock()
 """NumPyro's stack of handlers belongs to the process, not to a thread: models are traced one at a time."""
@@ -66,10 +62,10 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
     with _told(model), jax.enable_x64(True):
         first = _prototype(model, probe, 0)
         latents = _check_sites(first)
-        others = _mixed_company({name: domain[name] for name in columns}, np.random.default_rng(1))
+        others = mixed_company({name: domain[name] for name in columns}, np.random.default_rng(1))
         _check_static(first, _prototype(model, {k: v[: _PROBE - 1] for k, v in others.items()}, 1), latents)
         built = _build(model, first, latents, probe, columns)
-        _check_pure(built, {name: values[0] for name, values in probe.items()})
+        check_pure(built, {name: values[0] for name, values in probe.items()})
         _check_prior_ignores_records(built, model, probe, latents)
         _check_records_are_separate(built, model, {name: domain[name] for name in columns})
     return built
@@ -112,22 +108,15 @@ def _advice(error: Exception, site: str | None) -> str:
     return f"Call it yourself with one and with {_PROBE} such records to see why."
 
 
-def synthetic_batch(domain: Mapping[str, Domain], size: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw records from the domain, uniformly, typed as the vault would type real ones."""
-    return {name: as_model_input(d, d.sample(rng, size)) for name, d in domain.items()}
-
-
-def as_model_input(domain: Domain, values: Array) -> Array:
-    """Type a column as models expect it: whole numbers as int32 (NumPyro indexes with them), the rest as floats."""
-    return values.astype(np.int32) if domain.discrete else values
-
-
 # -- probing ----------------------------------------------------------------------------------------------------------
 
 
 def _match_columns(model: Callable[..., Any], domain: Mapping[str, Domain]) -> tuple[str, ...]:
     if not callable(model):
-        raise InvalidModel(f"a model must be a NumPyro model function or a sf.Model, got {type(model).__name__}.")
+        raise InvalidModel(
+            f"a model must be a NumPyro model function or a sf.Model, got {type(model).__name__}; a pymc.Model is made one by "
+            "sf.from_pymc(model, domain)."
+        )
     parameters = inspect.signature(model).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -321,23 +310,6 @@ def _source(model: Callable[..., Any]) -> str:
 # -- checks on the built functions ------------------------------------------------------------------------------------
 
 
-def _check_pure(built: Model, record: Record) -> None:
-    """Refuse programs that talk to the outside: a print left in a model would publish the records."""
-
-    def everything(theta: Array, record: Record) -> Any:
-        return built.log_likelihood(theta, record), built.log_prior(theta), built.sample_prior(jax.random.key(0))
-
-    program = jax.make_jaxpr(everything)(jnp.zeros(built.dim), dict(record))
-    names = {equation.primitive.name for equation in equations(program.jaxpr)}
-    if outside := sorted(name for name in names if "callback" in name or name == "custom_vmap_call"):
-        raise InvalidModel(
-            f"a model may only compute, and this one calls out of its program ({', '.join(outside)}): a print or a "
-            "callback would see every record. Remove jax.debug.print and the like."
-        )
-    if program.effects:
-        raise InvalidModel("a model may only compute, and this one has side effects; remove them.")
-
-
 def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, latents: list[str]) -> None:
     def terms(key: Array, records: Record) -> dict[str, Array]:
         theta = built.sample_prior(key)
@@ -361,30 +333,13 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
                 )
 
     key, alone = jax.random.key(0), {name: column[:1] for name, column in probe.items()}
-    _try_once(lambda key, *given: [terms(key, records) for records in given], same_alone, key, dict(probe), alone)
+    try_once(lambda key, *given: [terms(key, records) for records in given], same_alone, key, dict(probe), alone)
     for name, looks in _looks_at_inputs(partial(terms, key), dict(probe)).items():
         if looks:
             raise InvalidModel(
                 f"the prior of site {name!r} depends on the records; a prior must be fixed before the data are seen.",
                 site=name,
             )
-
-
-_in_order: set[str] = set()
-
-
-def _try_once(
-    function: Callable[..., Any], trial: Callable[[Callable[..., Any]], None], *given: Any, also: Any = ()
-) -> None:
-    """Put a program through a trial, unless the same program passed it before in this process: on the same made-up records.
-
-    A plan and the run after it are given the same model, and compiling what a trial runs is most of what it costs.
-    """
-    traced = jax.jit(function, compiler_options=HASTE).trace(*given)
-    known = digest(traced.jaxpr, given=(given[1:], also))
-    if known not in _in_order:
-        trial(traced.lower().compile())
-        _in_order.add(known)
 
 
 def _looks_at_inputs(function: Callable[..., dict[str, Array]], *inputs: Any) -> dict[str, bool]:
@@ -399,57 +354,15 @@ def _looks_at_inputs(function: Callable[..., dict[str, Array]], *inputs: Any) ->
     return named
 
 
-def _mixed_company(domain: Mapping[str, Domain], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Half of the records anywhere in the domain, half at its ends, so that no column is constant by chance."""
-    ends, half = np.arange(_COMPANY) % 2 == 0, {}
-    for name, d in domain.items():
-        anywhere, extreme = d.sample(rng, _COMPANY), d.extremes(rng, _COMPANY)
-        mixed = np.where(ends.reshape(-1, *[1] * len(d.shape)), extreme, anywhere)
-        if isinstance(d, Box):
-            mixed[0], mixed[2] = d.lo, d.hi
-        half[name] = as_model_input(d, mixed)
-    return half
-
-
 def _check_records_are_separate(built: Model, model: Callable[..., Any], domain: Mapping[str, Domain]) -> None:
-    """Compare each record scored alone with the same record scored in company, in several companies."""
-
     def together(theta: Array, records: Record) -> dict[str, Array]:
         substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
         traced = _traced(substituted, records)
         return {name: _density(*_observation(name, site)) for name, site in traced.items() if _in_plate(site)}
 
-    def alone(theta: Array, records: Record) -> dict[str, Array]:
-        def one(record: Record) -> dict[str, Array]:
-            factors = built.observations(theta, record)  # type: ignore[misc]
-            return {factor.name: jnp.sum(_density(*factor)) for factor in factors}
+    def alone(theta: Array, record: Record) -> dict[str, Array]:
+        factors = built.observations(theta, record)  # type: ignore[misc]
+        return {factor.name: jnp.sum(_density(*factor)) for factor in factors}
 
-        return jax.vmap(one)(records)
-
-    def both(key: Array, records: Record) -> Any:
-        theta = built.sample_prior(key)
-        return together(theta, records), alone(theta, records)
-
-    companies = [_mixed_company(domain, np.random.default_rng(number)) for number in range(_COMPANIES)]
-
-    def same_in_company(program: Callable[..., Any]) -> None:
-        for number, records in enumerate(companies):
-            _compare(*program(jax.random.key(number), records))
-
-    _try_once(both, same_in_company, jax.random.key(0), companies[0], also=companies)
-
-
-def _compare(joint: Mapping[str, Array], separate: Mapping[str, Array]) -> None:
-    for name, value in joint.items():
-        if value.shape != (_COMPANY,):
-            raise InvalidModel(
-                f"observed site {name!r} must give one log-density per record, got shape {value.shape} for "
-                f"{_COMPANY} records; use .to_event(...) for vector-valued observations.",
-                site=name,
-            )
-        if not np.allclose(value, separate[name], rtol=1e-6, atol=1e-8, equal_nan=True):
-            raise InvalidModel(
-                f"the term of one record at site {name!r} depends on other records (a mean, a rank, a sort?). "
-                "Transform the data beforehand with public constants, not with statistics of the data.",
-                site=name,
-            )
+    advice = "use .to_event(...) for vector-valued observations"
+    check_separate(together, alone, built.sample_prior, domain, advice)

@@ -13,7 +13,7 @@ import numpy as np
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.model import Model
-from sfumato.model.from_numpyro import as_model_input
+from sfumato.model.trials import as_model_input
 from sfumato.planner import compiled
 
 Array: TypeAlias = Any

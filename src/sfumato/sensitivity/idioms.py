@@ -27,18 +27,29 @@ class Step(NamedTuple):
 
 
 class Idiom(NamedTuple):
-    """A function, and the name of the rule that stands for its program. `calls`: inside a call that JAX marks."""
+    """A function, and the name of the rule that stands for its program; `along`: it takes an axis, which numbers have not."""
 
     name: str
     function: Callable[..., Array]
     arity: int = 1
+    along: bool = False
+
+
+def softplus_of_pytensor(x: Array) -> Array:
+    """PyTensor's log(1 + e^x), operation for operation; none of its pieces is further from it than float64 rounds anyway."""
+    return jnp.where(
+        x < -37.0,
+        jnp.exp(x),
+        jnp.where(x < 18.0, jnp.log1p(jnp.exp(x)), jnp.where(x < 33.3, x + jnp.exp(-x), x)),
+    )
 
 
 _INLINE = (
     Idiom("ndtr", special.ndtr),
-    Idiom("logsumexp", lambda x: special.logsumexp(x, axis=-1)),
-    Idiom("logsumexp_keep", lambda x: special.logsumexp(x, axis=-1, keepdims=True)),
-    Idiom("log_softmax", jax.nn.log_softmax),
+    Idiom("softplus", softplus_of_pytensor),
+    Idiom("logsumexp", lambda x: special.logsumexp(x, axis=-1), along=True),
+    Idiom("logsumexp_keep", lambda x: special.logsumexp(x, axis=-1, keepdims=True), along=True),
+    Idiom("log_softmax", jax.nn.log_softmax, along=True),
 )
 _CALLS = (
     Idiom("xlogy", special.xlogy, 2),
@@ -63,7 +74,7 @@ def _matches(equations: list[Any], start: int, first: Any) -> Iterator[tuple[str
     for idiom in _INLINE:
         for operand in first.invars:
             aval = operand.aval
-            if jnp.issubdtype(aval.dtype, jnp.floating) and not (idiom.name != "ndtr" and aval.ndim == 0):
+            if jnp.issubdtype(aval.dtype, jnp.floating) and (aval.ndim or not idiom.along):
                 reference = _reference(idiom, ((aval.shape, str(aval.dtype)),))
                 bound = _unify(reference, equations[start : start + len(reference.eqns)])
                 if bound is not None:

@@ -26,15 +26,37 @@ def _gather(scope: Scope, params: Params, table: Value, index: Value) -> Value:
     if isinstance(index, Const) and index.fixed:
         at = index.at[0]
         return structural(lambda x: _bind_gather(x, at, params), table, scope=scope)
-    if len(numbers.start_index_map) != 1 or np.prod(index.shape, dtype=int) != 1:
+    if np.prod(index.shape[:-1], dtype=int) != 1:
         raise unsupported("gather", " (with more than one index)")
-    axis = numbers.start_index_map[0]
+    place, others = _chosen(scope, table, index, params)
+    axis = numbers.start_index_map[place]
     if params["slice_sizes"][axis] != 1:
         raise unsupported("gather", " (of more than one row)")
-    count = table.shape[axis]
-    return _choose(
-        scope, table, index, count, lambda x, k: _bind_gather(x, jnp.full(index.shape, k, jnp.int32), params)
-    )
+    own = structural(lambda x: x[..., place], index, scope=scope)
+
+    def take(x: Array, k: int) -> Array:
+        at = others.copy()
+        at[..., place] = k
+        return _bind_gather(x, jnp.asarray(at), params)
+
+    return _choose(scope, table, own, table.shape[axis], take)
+
+
+def _chosen(scope: Scope, table: Value, index: Value, params: Params) -> tuple[int, np.ndarray]:
+    """Which number of an index such as ``[0, k]`` the record chooses, and the index itself for the others, the same for all."""
+    axes = np.array(params["dimension_numbers"].start_index_map)
+    if len(axes) == 1:
+        return 0, np.zeros(index.shape, np.int32)
+    known = scope.known(index)
+    if known is not None:
+        low, high = (np.broadcast_to(end, index.shape) for end in known)
+        moving = np.flatnonzero((low != high).reshape(-1))
+        place = int(moving[0]) if len(moving) else 0
+        last = np.array(table.shape)[axes] - np.array(params["slice_sizes"])[axes]
+        inside = np.delete((low >= 0) & (high <= last), place, axis=-1)  # what is chosen is checked with its table
+        if len(moving) <= 1 and inside.all():
+            return place, low.astype(np.int32)
+    raise unsupported("gather", " (with more than one index)")
 
 
 def _bind_gather(x: Array, index: Array, params: Params) -> Array:

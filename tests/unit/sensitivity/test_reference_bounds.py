@@ -11,7 +11,7 @@ import sfumato as sf
 from sfumato.errors import InvalidInput
 from sfumato.haste import hastily
 from sfumato.model import from_numpyro
-from sfumato.model.from_numpyro import as_model_input
+from sfumato.model.trials import as_model_input
 from sfumato.sensitivity import jets
 from sfumato.sensitivity.elementwise import FUNCTIONS
 from sfumato.sensitivity.interval import Interval

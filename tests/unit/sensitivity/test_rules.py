@@ -18,6 +18,7 @@ from sfumato.errors import Unsupported
 from sfumato.model import Model
 from sfumato.sensitivity import bounds_for
 from sfumato.sensitivity.elementwise import FUNCTIONS, STEPS, integer_power, real_power
+from sfumato.sensitivity.idioms import softplus_of_pytensor, steps
 from sfumato.sensitivity.interval import Interval as Ends
 
 RUNS = settings(max_examples=15, deadline=None, derandomize=True)
@@ -196,6 +197,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, Domain]]] = {
     ),
     "gather a parameter": (lambda t, r: jnp.exp(t[r["k"]] * r["v"]) + t[r["k"]], GROUPS),
     "gather a line": (lambda t, r: (r["x"] * t)[r["k"]] + jnp.tanh(r["x"] * t)[r["k"]], GROUPS),
+    "gather by a pair of which one is fixed": (
+        lambda t, r: (
+            jnp.tanh(jnp.outer(t, r["x"]))[jnp.array([1]), r["k"][None]][0]
+            + jnp.outer(t, t)[r["k"][None], jnp.array([2])][0]
+        ),
+        GROUPS,
+    ),
     "dynamic_slice": (
         lambda t, r: lax.dynamic_index_in_dim(jnp.exp(r["x"] * t), r["k"], keepdims=False) * r["v"],
         GROUPS,
@@ -204,6 +212,10 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, Domain]]] = {
     "logsumexp": (lambda t, r: special.logsumexp(r["x"] * t + t), BOX),
     "log_softmax": (lambda t, r: jax.nn.log_softmax(r["x"] * t)[0], BOX),
     "logaddexp, softplus": (lambda t, r: jnp.logaddexp(eta(t, r), t[0] * r["v"]) + jax.nn.softplus(eta(t, r)), BOX),
+    "softplus of PyTensor": (
+        lambda t, r: softplus_of_pytensor(15 * eta(t, r)) + softplus_of_pytensor(t * r["x"])[1],
+        BOX,
+    ),
     "xlogy, xlog1py": (
         lambda t, r: special.xlogy(r["v"], jnp.exp(eta(t, r)) + 1) + special.xlog1py(t[0], r["v"] * jnp.exp(t[1])),
         BOX,
@@ -257,6 +269,28 @@ def test_a_primitive_without_a_rule_is_named(name: str) -> None:
     with pytest.raises(Unsupported, match=name) as caught:
         certified(REFUSED[name], BOX)
     assert caught.value.primitive == name
+
+
+@pytest.mark.parametrize("pair", [lambda k: (k, k), lambda k: (3 + 0 * k, k)], ids=["two columns", "beyond the table"])
+def test_a_pair_of_indices_is_refused_unless_all_but_one_are_known(pair: Any) -> None:
+    with pytest.raises(Unsupported, match="more than one index"):
+        certified(lambda t, r: lax.gather(jnp.outer(t, r["x"]), jnp.stack(pair(r["k"])), ONE_ENTRY, (1, 1)), GROUPS)
+
+
+ONE_ENTRY = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0, 1), start_index_map=(0, 1))
+
+
+def test_pytensors_softplus_is_put_back_together_and_nothing_like_it() -> None:
+    def other(x: Any) -> Any:
+        return jnp.where(
+            x < -37.0,
+            jnp.exp(x),
+            jnp.where(x < 18.0, jnp.log1p(jnp.exp(x)), jnp.where(x < 33.4, x + jnp.exp(-x), x)),
+        )
+
+    for function, known in ((softplus_of_pytensor, True), (other, False)):
+        names = [step.name for step in steps(jax.make_jaxpr(function)(jnp.zeros(3)).jaxpr)]
+        assert ("softplus" in names) == known
 
 
 def test_the_same_primitives_are_fine_on_parameters_alone() -> None:
