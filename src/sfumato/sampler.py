@@ -151,6 +151,9 @@ def sample(
         Before anything is spent, or after the pilot (which has then been paid for).
     CheckpointError
         The checkpoint folder has a run already, or another run holds it.
+    Interrupted
+        Ctrl-C before the chains began (a KeyboardInterrupt): with a checkpoint it says what is kept, and how to go on. Later,
+        Ctrl-C ends the run after the chunk under way, with what was drawn.
     """
     from sfumato.algorithm3 import as_bundles, sample_bundles
     from sfumato.consortium import Wishes, as_owners, sample_owners
