@@ -4,7 +4,7 @@ A folder holds ``run.json`` (the terms of the run, with a checksum), one ``pilot
 asked, then what was answered), one ``chunk-NNNNNN.npz`` per chunk (its part of the
 transcript, the state after it, what it cost), and, for a run without a shared ledger, its own ``ledger.sqlite``. Nothing in
 it depends on a record except through values that were already released: no cached likelihoods, no unused noise, no hash of
-the data.
+the data. While a run is under way there is a ``run.lock`` as well: whoever writes holds it, whoever reads needs none.
 """
 
 import hashlib
@@ -12,13 +12,14 @@ import io
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sfumato.errors import CheckpointError
+from sfumato.folderlock import FolderLock
 from sfumato.kernel import State
 
 FORMAT = 2
@@ -41,6 +42,32 @@ class Checkpoint:
         self.folder = Path(folder)
         self._next = len(list(self._chunks()))
         self._before: set[Path] = set()
+        self._lock: FolderLock | None = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other run out of the folder, which is made if it is missing; see `FolderLock`."""
+        self._make()
+        self._lock = FolderLock(self.folder)
+        try:
+            self._next = len(self._chunks())  # a run that has just let go may have added some
+            yield
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _make(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unmade(error) from None
+
+    def _unmade(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"the checkpoint folder {self.folder} cannot be made: {error.strerror}.")
 
     @property
     def ledger_path(self) -> Path:
@@ -51,12 +78,12 @@ class Checkpoint:
         """Start a new run: the folder must not hold one already."""
         if self._chunks() or self._pilot() or (self.folder / "run.json").exists():
             raise CheckpointError(f"{self.folder} already holds a run; go on with sf.resume, or choose another folder.")
+        self._make()
+        self._before = set(self._ledgers())
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._before = set(self._ledgers())
             (self.folder / "run.json").touch(exist_ok=False)  # of two runs that start here at once, one gets it
         except OSError as error:
-            raise CheckpointError(f"the checkpoint folder {self.folder} cannot be made: {error.strerror}.") from None
+            raise self._unmade(error) from None
         try:
             self._write_terms(terms)
         except CheckpointError:
@@ -69,19 +96,24 @@ class Checkpoint:
         for ledger in set(self._ledgers()) - self._before:
             for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite puts its log beside it
                 ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
+        self._let_go()  # before the folder goes: the lock is a file in it
         with suppress(OSError):  # not empty: somebody else's files stay
             self.folder.rmdir()
 
     def _ledgers(self) -> list[Path]:
         return list(self.folder.glob("ledger*.sqlite"))
 
-    def terms(self) -> dict[str, Any]:
-        """Read the terms of the run that was started here."""
-        path = self.folder / "run.json"
-        if not path.exists():
+    def check_there(self) -> None:
+        """Refuse a folder in which no run was started."""
+        if not (self.folder / "run.json").exists():
             raise CheckpointError(
                 f"{self.folder} holds no run.json; give the folder passed as checkpoint= to sf.sample."
             )
+
+    def terms(self) -> dict[str, Any]:
+        """Read the terms of the run that was started here."""
+        self.check_there()
+        path = self.folder / "run.json"
         try:
             file = json.loads(path.read_text())
             found, terms, digest = file["format"], file.get("terms"), file.get("digest")

@@ -48,6 +48,7 @@ from sfumato.progress import Tick, ticker
 from sfumato.raytable import RayTable
 from sfumato.run import Run, StopReason
 from sfumato.study import Study, make_study
+from sfumato.underway import under_way
 from sfumato.vault.ledger import Ledger
 
 TABLE = "table"
@@ -273,7 +274,7 @@ def sample_owners(
     terms["promises"] = {p.name: [p.epsilon, p.delta] for p in parties if not isinstance(p, Bundle)}
     terms["tables"] = {p.name: p.settings() for p in parties if isinstance(p, Local)}
     terms["analysts"] = _analysts(parties)
-    with ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
+    with under_way(kept), ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
         if kept is not None:
             kept.create(terms | {"owners": [party_name(party) for party in parties]})
             refused.callback(kept.abandon)

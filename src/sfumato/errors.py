@@ -18,9 +18,13 @@ The tree::
     ├── CheckpointError                    a checkpoint is missing, corrupt, or of another run
     └── NoiseError                         the secret stream was used in a way it must not be
 
+    KeyboardInterrupt                      Ctrl-C, which no `except Exception` catches
+    └── Interrupted                        it came before there were draws to hand over: .folder .so_far
+
 A message has three parts: the rule, the value met, the next step. It quotes the request, never a record.
 """
 
+from pathlib import Path
 from typing import Any
 
 
@@ -109,3 +113,12 @@ class CheckpointError(SfumatoError):
 
 class NoiseError(SfumatoError):
     """The secret stream was about to be reused, copied or serialised."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C when there was no run to return yet: `folder` has the checkpoint, `so_far` says what is paid for and kept."""
+
+    def __init__(self, folder: Path, so_far: str) -> None:
+        super().__init__(f"the run was interrupted. {so_far} Go on with sf.resume({str(folder)!r}, data, model=...).")
+        self.folder = folder
+        self.so_far = so_far

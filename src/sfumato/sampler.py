@@ -41,6 +41,7 @@ from sfumato.progress import Tick, ticker
 from sfumato.run import Run, StopReason
 from sfumato.sensitivity import Range
 from sfumato.study import Study, make_study
+from sfumato.underway import under_way
 from sfumato.vault.ledger import Block, Ledger
 from sfumato.vault.trim import forget_compiled
 
@@ -149,6 +150,11 @@ def sample(
     ------
     PlanTooWeak
         Before anything is spent, or after the pilot (which has then been paid for).
+    CheckpointError
+        The checkpoint folder has a run already, or another run holds it.
+    Interrupted
+        Ctrl-C before the chains began (a KeyboardInterrupt): with a checkpoint it says what is kept, and how to go on. Later,
+        Ctrl-C ends the run after the chunk under way, with what was drawn.
     """
     from sfumato.algorithm3 import as_bundles, sample_bundles
     from sfumato.consortium import Wishes, as_owners, sample_owners
@@ -185,7 +191,7 @@ def sample(
         make_plan, study, epsilon=epsilon, delta=delta, kernel=kernel, chains=chains, guess=guess, example=example,
         max_iterations=limit, pilot_share=pilot_share, truncate=truncate,
     )  # fmt: skip
-    with ExitStack() as refused, ExitStack() as stack:
+    with under_way(kept), ExitStack() as refused, ExitStack() as stack:
         if kept is not None:
             kept.create(terms)
             refused.callback(kept.abandon)
@@ -228,13 +234,34 @@ def resume(
         The same model; may be left out if it can be imported by the name it was defined under.
     ledger
         The same ledger, if the run was started with one.
+
+    Raises
+    ------
+    CheckpointError
+        There is nothing to go on with, or another run is going on in this folder: one at a time.
     """
     kept = Checkpoint(folder)
-    terms = kept.terms()
-    if "owners" in terms:
-        from sfumato.consortium import resume_owners
+    kept.check_there()  # before there is a lock in the folder
+    with under_way(kept):
+        terms = kept.terms()  # once nobody else can add to them
+        if "owners" in terms:
+            from sfumato.consortium import resume_owners
 
-        return resume_owners(kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, progress=progress)
+            return resume_owners(kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, progress=progress)
+        return _resume_table(kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, progress=progress)
+
+
+def _resume_table(
+    kept: Checkpoint,
+    terms: dict[str, Any],
+    model: Any,
+    data: Any,
+    *,
+    sensitivity: Any,
+    ledger: Ledger | None,
+    progress: bool | Tick | None,
+) -> Run:
+    """Go on with a run on one table; `sfumato.consortium.resume_owners` is its twin for owners."""
     check_begun(terms, kept)
     _check_promise(terms, kept)
     if (ledger is None) != terms["own_ledger"]:

@@ -61,8 +61,17 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; every error ends here, in words."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run one command and return its exit code; every error ends here, in words.
+
+    Without arguments it is the program itself, which Ctrl-C ends at once.
+    """
+    code = _run(list(sys.argv[1:] if arguments is None else arguments))
+    if arguments is None and code == endings.INTERRUPTED:
+        endings.leave(code)
+    return code
+
+
+def _run(given: list[str]) -> int:
     try:
         code = app(args=given, prog_name="sfumato", standalone_mode=False)
         return code if isinstance(code, int) else 0

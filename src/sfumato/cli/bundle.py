@@ -95,7 +95,7 @@ def sample(
         chosen if chosen is not None else _named_family(opened[0]), opened, kernel=kernel, chains=chains, seed=seed,
         iterations=iterations, force=force,
     )  # fmt: skip
-    _hand_over(drawn, out, ", ".join(path.stem for path in bundle), as_json)
+    _hand_over(drawn, None, out, ", ".join(path.stem for path in bundle), as_json)
 
 
 # -- what was asked ---------------------------------------------------------------------------------------------------

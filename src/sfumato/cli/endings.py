@@ -9,7 +9,8 @@ import math
 import os
 import sys
 import traceback
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
 from sfumato import errors
 
@@ -57,6 +58,27 @@ def explain(error: Exception, as_json: bool) -> int:
     return ending.exit_code
 
 
+def interrupted(message: str, as_json: bool) -> int:
+    """Say what Ctrl-C left behind, where there are no draws to show, and return the exit code."""
+    if as_json:
+        write_json(_failure(Ending("interrupted", INTERRUPTED), message))
+    else:
+        _say(message, "Interrupted. ", "bold yellow")
+    return INTERRUPTED
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process here and now, without the interpreter's own ending; everything was closed on the way to here.
+
+    Ctrl-C leaves JAX compiling in a thread of its own. It crashes when the interpreter takes the device away from it, and a
+    segmentation fault would take the place of the exit code.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(exit_code)
+
+
 def write_json(value: dict[str, Any]) -> None:
     """Write one JSON document to standard output: the only thing a command with --json writes there."""
     sys.stdout.write(json.dumps(_plain(value), indent=2, allow_nan=False) + "\n")
@@ -75,18 +97,18 @@ def _ending(error: Exception) -> tuple[Ending, str]:
     )
 
 
-def _failure(ending: Ending, message: str, error: Exception) -> dict[str, Any]:
+def _failure(ending: Ending, message: str, error: Exception | None = None) -> dict[str, Any]:
     failure: dict[str, Any] = {"ok": False, "code": ending.code, "error": message}
     plan: Any = getattr(error, "plan", None)
     return failure if plan is None else failure | {"plan": plan.to_dict()}
 
 
-def _say(message: str) -> None:
+def _say(message: str, heading: str = "Error: ", style: str = "bold red") -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
-    console.print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=not console.is_terminal)
+    console.print(Text.assemble((heading, style), message), soft_wrap=not console.is_terminal)
 
 
 def _plain(value: Any) -> Any:

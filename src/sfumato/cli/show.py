@@ -82,8 +82,8 @@ def advice(made: "Plan") -> str:
     return ""
 
 
-def run(drawn: "Run", written: "Written", name: str) -> None:
-    """Show a finished run: the posterior, whether to believe it, the promise, the files."""
+def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:
+    """Show a run: the posterior, whether to believe it, the promise, the files; `way_on` is the command that goes on with it."""
     heading(f"Posterior: {name}")
     rows = posterior_rows(drawn)
     console().print(posterior(rows))
@@ -91,11 +91,12 @@ def run(drawn: "Run", written: "Written", name: str) -> None:
     chains(drawn, rows)
     statement(drawn)
     files(written)
-    resume = f"sfumato resume {short(written.files['run'].parent)}"
-    if drawn.stop_reason.name == "INTERRUPTED":
-        paragraph(f"\nInterrupted. Go on with: {resume}")
-    elif drawn.stop_reason.name == "OWNER_LOST":
-        paragraph(f"\n{drawn.stop_owner} no longer answers. When it is back, go on with: {resume}")
+    ended = drawn.stop_reason.name
+    happened = {"INTERRUPTED": "Interrupted.", "OWNER_LOST": f"{drawn.stop_owner} no longer answers."}.get(ended, "")
+    if happened and way_on:
+        paragraph(f"\n{happened} {'Go on' if ended == 'INTERRUPTED' else 'When it is back, go on'} with: {way_on}")
+    elif happened:
+        paragraph(f"\n{happened} Without a checkpoint there is nothing to go on with.")
 
 
 def chains(drawn: "Run", rows: list[Row]) -> None:

@@ -1,13 +1,15 @@
 """``sfumato plan``, ``run`` and ``resume``: a study file in, a plan or a run out."""
 
-from contextlib import nullcontext
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sfumato.cli import endings
-from sfumato.errors import CheckpointError, InvalidInput
+from sfumato.errors import CheckpointError, Interrupted, InvalidInput
 
 if TYPE_CHECKING:
     from sfumato.run import Run
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="The study file (TOML).", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document to standard output and nothing else.")]
 Force = Annotated[bool, typer.Option("--force", help="Sample even if the plan says that the chain cannot mix.")]
+NO_WAY_ON = "Without a checkpoint there is nothing to go on with; what was paid for, if anything, stays spent."
 OutFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder for everything the run leaves; made if missing.")]
 
 
@@ -61,7 +64,8 @@ def run(
 ) -> None:
     """Run a study: plan, pilot, chains; then leave draws, report and privacy statement in the output folder.
 
-    Every chunk is saved before the next is asked for: Ctrl-C keeps what was drawn, `sfumato resume` goes on.
+    Every answer of the pilot and every chunk is saved before the next is asked for: Ctrl-C keeps what was paid for,
+    `sfumato resume` goes on.
     """
     from sfumato.studyfile import SAMPLE_OPTIONS, read_study
 
@@ -73,13 +77,14 @@ def run(
     from sfumato.sampler import sample
 
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
-    with file.open_ledger() or nullcontext() as ledger, file.source() as source:
+    telling = _telling_if_interrupted(checkpoint, out, as_json)
+    with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
             out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.get("epsilon"),
             delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess, ledger=ledger,
             checkpoint=checkpoint, **options,
         )  # fmt: skip
-    _hand_over(drawn, out, file.name, as_json)
+    _hand_over(drawn, checkpoint, out, file.name, as_json)
 
 
 def resume(
@@ -107,11 +112,12 @@ def resume(
     from sfumato.sampler import resume as go_on
 
     home.mkdir(parents=True, exist_ok=True)
-    with file.open_ledger() or nullcontext() as ledger, file.source() as source:
+    telling = _telling_if_interrupted(checkpoint, home, as_json)
+    with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
             home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity()
         )
-    _hand_over(drawn, home, file.name, as_json)
+    _hand_over(drawn, checkpoint, home, file.name, as_json)
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -148,7 +154,34 @@ def _find_study(checkpoint: Path, stated: Path | None) -> Path:
     raise InvalidInput(f"no study.toml beside {checkpoint}; name the study that was run with --study.")
 
 
+def _way_on(checkpoint: Path, out: Path) -> str:
+    """The command that goes on with a run."""
+    from sfumato.cli.show import short
+
+    words = ["sfumato", "resume", short(out)]
+    if checkpoint.resolve() != (out / "checkpoint").resolve():  # then neither the study nor the outputs are beside it
+        words = ["sfumato", "resume", short(checkpoint), "--study", short(out / "study.toml"), "--out", short(out)]
+    return shlex.join(words)
+
+
 # -- results ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _telling_if_interrupted(checkpoint: Path | None, out: Path, as_json: bool) -> Iterator[None]:
+    """End a command that Ctrl-C stopped before there were draws in words: what is paid for, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if checkpoint is None:
+            message = NO_WAY_ON
+        elif isinstance(stop, Interrupted):
+            message = f"{stop.so_far} Go on with: {_way_on(checkpoint, out)}"
+        elif (checkpoint / "run.json").exists():
+            message = f"Go on with: {_way_on(checkpoint, out)}"
+        else:
+            message = "The run had not begun, and nothing was spent."
+        raise typer.Exit(endings.interrupted(message, as_json)) from None
 
 
 def _keeping(out: Path, draw: Any, *arguments: Any, **options: Any) -> "Run":
@@ -167,33 +200,32 @@ def _keeping(out: Path, draw: Any, *arguments: Any, **options: Any) -> "Run":
     return drawn
 
 
-def _hand_over(drawn: "Run", out: Path, name: str, as_json: bool) -> None:
+def _hand_over(drawn: "Run", checkpoint: Path | None, out: Path, name: str, as_json: bool) -> None:
     from sfumato.cli import outputs, show
 
+    way_on = _way_on(checkpoint, out) if checkpoint is not None else ""
     if drawn.iterations == 0:
-        _nothing_drawn(drawn)
+        _nothing_drawn(drawn, way_on, as_json)
     ended = drawn.stop_reason.name
     finished = ended not in ("INTERRUPTED", "OWNER_LOST")
     written = outputs.write(drawn, out, name, finished=finished)
     if as_json:
         endings.write_json(outputs.as_json(drawn, written, name))
     else:
-        show.run(drawn, written, name)
+        show.run(drawn, written, name, way_on)
     raise typer.Exit(endings.FINE if finished else endings.OWNER if ended == "OWNER_LOST" else endings.INTERRUPTED)
 
 
-def _nothing_drawn(drawn: "Run") -> None:
+def _nothing_drawn(drawn: "Run", way_on: str, as_json: bool) -> None:
     from sfumato.errors import BudgetSpent, OwnerLost
 
+    kept = f"The pilot is paid for and kept. Go on with: {way_on}" if way_on else NO_WAY_ON
     if drawn.stop_reason.name == "INTERRUPTED":
-        typer.echo(
-            "Interrupted before the first draw; the pilot is paid for and saved. Go on with `sfumato resume`.", err=True
-        )
-        raise typer.Exit(endings.INTERRUPTED)
+        raise typer.Exit(endings.interrupted(f"Nothing is drawn yet. {kept}", as_json))
     if drawn.stop_reason.name == "OWNER_LOST":
         raise OwnerLost(
-            f"{drawn.stop_owner!r} stopped answering before the first draw; the pilot is paid for and saved. Go on with "
-            "`sfumato resume` when it is back.",
+            f"a run waits for every owner, and {drawn.stop_owner!r} stopped answering before the first draw; wait until it is "
+            f"back. {kept}",
             owner=drawn.stop_owner,
         )
     raise BudgetSpent(
