@@ -25,8 +25,8 @@ from sfumato.vault.records import Records
 
 PART = 1 << 15
 """Rows of a part at the most."""
-LEAST = 1 << 12
-"""And at the least: below, handing it to a thread takes longer than it saves."""
+LEAST = 1 << 13
+"""And at the least: below, handing it to a thread takes about as long as it saves."""
 
 
 class PartedEngine:

@@ -88,7 +88,7 @@ def test_small_tables_and_kinds_of_record_are_not_cut():
 
 
 @pytest.mark.parametrize(
-    ("rows", "threads", "wanted"), [(5_000, 2, 1), (10_000, 2, 2), (300_000, 2, 10), (300_000, 64, 64), (9_000, 8, 2)]
+    ("rows", "threads", "wanted"), [(10_000, 2, 1), (30_000, 2, 2), (300_000, 2, 10), (300_000, 64, 36), (70_000, 8, 8)]
 )
 def test_every_thread_has_as_many_parts_and_none_is_too_small(rows, threads, wanted):
     sizes = parts._sizes(rows, threads)
