@@ -25,6 +25,8 @@ from sfumato.vault.records import Records
 
 PART = 1 << 15
 """Rows of a part at the most."""
+ALIGNED = 64
+"""Rows that parts are counted in."""
 LEAST = 1 << 13
 """And at the least: below, handing it to a thread takes about as long as it saves."""
 
@@ -152,7 +154,10 @@ def _cores() -> int:
 
 
 def _sizes(rows: int, threads: int) -> list[int]:
-    """Rows of each part: as equal as can be, and as many parts for every thread."""
-    most = max(1, rows // LEAST)
-    parts = min(most, threads * -(-rows // (threads * PART)))
-    return [len(part) for part in np.array_split(np.arange(rows), parts)]
+    """Rows of each part: as many parts for every thread, equal ones but for the last.
+
+    A multiple of `ALIGNED`: JAX uses the table as it stands in memory, without a copy, where its parts begin at such a place.
+    """
+    parts = min(max(1, rows // LEAST), threads * -(-rows // (threads * PART)))
+    size = -(-rows // (parts * ALIGNED)) * ALIGNED
+    return [min(size, rows - start) for start in range(0, rows, size)]

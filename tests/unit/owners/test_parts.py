@@ -93,8 +93,22 @@ def test_small_tables_and_kinds_of_record_are_not_cut():
 def test_every_thread_has_as_many_parts_and_none_is_too_small(rows, threads, wanted):
     sizes = parts._sizes(rows, threads)
     assert (len(sizes), sum(sizes)) == (wanted, rows)
-    assert max(sizes) - min(sizes) <= 1
-    assert max(sizes) <= parts.PART and (len(sizes) == 1 or min(sizes) >= parts.LEAST)
+    assert len(set(sizes[:-1])) <= 1 and sizes[-1] > 0.7 * sizes[0]
+    assert max(sizes) < parts.PART + parts.ALIGNED
+    assert all(start % parts.ALIGNED == 0 for start in np.cumsum(sizes[:-1]))
+
+
+def test_the_table_is_not_copied():
+    """Parts are views of the very memory that was read."""
+    rows = 40_000
+    x = np.ascontiguousarray(np.random.default_rng(0).uniform(-1, 1, (rows, 4)))
+    table = records.load({"x": x, "y": (x[:, 0] > 0).astype(np.int8)}, LOGISTIC.domain)
+    engine = PartedEngine(table, LOGISTIC, threads=2)
+    start = table.columns["x"].ctypes.data
+    places = [part._records.columns["x"].unsafe_buffer_pointer() - start for part in engine._parts]
+    assert len(places) == 2 and start % 64 == 0
+    assert places == [0, engine._parts[0].rows * 4 * 8]
+    engine.close()
 
 
 def test_a_part_that_fails_ends_the_sum_when_all_have_ended(small_parts, monkeypatch):
