@@ -705,7 +705,7 @@ def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement
                 epsilon=facts.epsilon,
                 delta=facts.delta,
                 mu=facts.mu,
-                releases=chain.releases,
+                releases=chain.releases + table.rounds.unused,
                 spent_mu=float(np.sqrt(_spent(door) / QUANTA_PER_UNIT)),
                 n=facts.n,
                 lattice_slack=lattice_slack(facts.epsilon),

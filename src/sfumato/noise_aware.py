@@ -392,14 +392,21 @@ def _answers(run: "Run", family: Family) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _statistics(run: "Run") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Langevin: the average of all noisy statistics A'S_n; the corrections, a small share of the budget, are left out."""
+    """Langevin: the average of all noisy statistics A'S_n, of second copies too, each by its precision.
+
+    Corrections asked for as scalars, a small share of the budget, are left out; those made from a copy say nothing besides.
+    """
     t_noisy = np.asarray(run.transcript["t_noisy"])
     columns = np.asarray(run.plan["matrix"]).T
     count = t_noisy.shape[0] * t_noisy.shape[1]
     if not count:
         return np.zeros((0, len(columns))), np.zeros(0), np.zeros(0)
-    noise = 2 / np.sqrt(run.plan["step"] * count)
-    return columns, t_noisy.reshape(count, -1).mean(axis=0), np.full(len(columns), noise)
+    average, precision = t_noisy.reshape(count, -1).mean(axis=0), run.plan["step"] / 4
+    if "copy_noisy" in run.transcript:
+        second = run.plan["copy_sigma"] ** -2
+        other = np.asarray(run.transcript["copy_noisy"]).reshape(count, -1).mean(axis=0)
+        average, precision = (average * precision + other * second) / (precision + second), precision + second
+    return columns, average, np.full(len(columns), (precision * count) ** -0.5)
 
 
 def sample_posterior(

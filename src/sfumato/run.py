@@ -38,7 +38,8 @@ class Run:
         theta, theta_prop (unconstrained), d_n_noisy, sigma, sensitivity, mu_squared (what the step cost), accepted: arrays
         (chain, draw, ...). A step that was not asked (outside the prior's support) has d_n_noisy = NaN and sensitivity 0.
         Langevin in a family's natural parameter: theta is that parameter, t_noisy the noisy whitened statistic of each
-        proposal, d_n_noisy the noisy correction. Over nodes that is made from copy_noisy, a second noisy statistic.
+        proposal, d_n_noisy the noisy correction. Over nodes that is made from copy_noisy, a second noisy statistic. Statistics
+        that were asked for ahead, of steps that were never taken, are not in it; the statement counts them.
     privacy
         The statement.
     stop_reason

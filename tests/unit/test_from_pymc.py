@@ -420,6 +420,16 @@ def not_in_jax(y):
     pm.Normal("outcome", b + pt.erfcx(y), 1.0, observed=y)
 
 
+def a_shape_that_may_be_negative(y):
+    a = pm.Normal("a", 1.0, 1.0)
+    pm.Gamma("outcome", alpha=a, beta=1.0, observed=pm.math.exp(y))
+
+
+def a_shape_that_is_hardly_ever_negative(y):
+    a = pm.Normal("a", 3.0, 0.5)  # six sd from zero: no draw of the prior is beyond, a posterior may be
+    pm.Gamma("outcome", alpha=a, beta=1.0, observed=pm.math.exp(y))
+
+
 @pytest.mark.filterwarnings("ignore:Data in .* contains missing values")
 @pytest.mark.parametrize(
     ("write", "site", "rule", "way_out"),
@@ -449,6 +459,8 @@ def not_in_jax(y):
         (simulated, None, "draws random numbers", "give each random variable a name"),
         (prints, None, "No JAX conversion for the given `Op`: Print", "without it"),
         (not_in_jax, None, "No JAX implementation", "without it"),
+        (a_shape_that_may_be_negative, "outcome", "can be out of its range", "pm.HalfNormal"),
+        (a_shape_that_is_hardly_ever_negative, "outcome", "can be out of its range", "pm.HalfNormal"),
     ],
 )
 def test_models_that_do_not_fit_are_refused_by_the_name_of_the_variable(write, site, rule, way_out):
@@ -517,3 +529,16 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymc", None)
     with pytest.raises(InvalidInput, match=r"pip install 'sfumato\[pymc\]'"):
         sf.from_pymc(object(), ONE)
+
+
+def test_probabilities_that_need_not_add_up_are_refused_and_those_that_do_are_taken():
+    """The formula of a categorical outcome takes any numbers for probabilities, and would reward large ones."""
+    for probabilities, fits in ((pm.math.exp, False), (pm.math.softmax, True)):
+        with pm.Model() as model:
+            w = pm.Normal("w", 0, 1, shape=3)
+            pm.Categorical("outcome", p=probabilities(w), observed=pm.Data("k", np.zeros(2, dtype=int)))
+        if fits:
+            assert sf.from_pymc(model, {"k": sf.Integers(0, 2)}).dim == 3
+        else:
+            with pytest.raises(InvalidModel, match="'outcome' can be out of its range"):
+                sf.from_pymc(model, {"k": sf.Integers(0, 2)})

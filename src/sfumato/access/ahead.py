@@ -60,6 +60,10 @@ class Statistics:
         """What tells a second query after statistics asked ahead from one after its own: another content, another id."""
         return "-ahead" if len(self._rows) > 1 else ""
 
+    def unused(self, step: int) -> int:
+        """Numbers asked for ahead, of this step and later ones: released, and in no transcript if the run ends here."""
+        return max(0, self._first + len(self._rows) - step) * self._chains * self._dim
+
     def _fetch(self, step: int) -> None:
         first = step - step % self.stride
         if self.stride > 1 and first + self.stride <= self._until:

@@ -85,7 +85,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     proposal_sigma: float = 0.0
     proposal_gamma: float = 0.0
     centre: Vector = []
-    copies: bool = False
+    copies: bool | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # not written where it is not said: names of questions stay what they were
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):

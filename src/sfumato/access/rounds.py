@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from sfumato.access.ahead import Statistics, Summed
@@ -248,6 +249,11 @@ class Rounds:
             np.sum(extra, axis=0) if extra else np.zeros(rows),
         )
 
+    @property
+    def unused(self) -> int:
+        """Numbers of every owner's that were asked for ahead and that no step has used yet."""
+        return self._statistics.unused(self.step) if self._statistics is not None else 0
+
     def statistics(self) -> Summed:
         """Langevin's noisy statistics of the step under way, a row for each chain."""
         if self._statistics is None:
@@ -301,7 +307,7 @@ class Rounds:
                     kernel=LANGEVIN, chains=chains, sigma=each, gamma=gamma, proposal_sigma=first,
                     proposal_gamma=first_gamma, matrix=np.asarray(kernel.matrix, float).tolist(),
                     centre=np.asarray(kernel.centre, float).tolist() if isinstance(kernel, ReferenceLangevin) else [],
-                    copies=kernel.copy_sigma > 0,
+                    copies=True if kernel.copy_sigma else msgspec.UNSET,
                 )
                 for each, first in zip(sigmas, firsts, strict=True)
             ]  # fmt: skip

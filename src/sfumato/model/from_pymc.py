@@ -17,14 +17,17 @@ import numpy as np
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.haste import HASTE
 from sfumato.model.base import Array, Model, Record, Site, check_values
 from sfumato.model.program import digest
 from sfumato.model.trials import COMPANY, check_pure, check_separate, mixed_company
 
+_TRIED = 256  # draws from the prior at which a model's ranges are tried, and as many further out
 _DRAWS = 2048  # from the prior, made once by PyMC's own samplers: PyTensor has but a few of them in JAX
 
 # PyMC's two ways with a parameter out of range, such as a negative scale: a density of zero, or none of its business. Records are
-# scored by the second: the first asks whether the parameters of all records are in range, a question no slope can answer.
+# scored by the second: the first asks whether the parameters of all records are in range, a question no slope can answer. Models
+# for which it makes a difference are refused (`_check_in_range`).
 _REJECT = "local_check_parameter_to_ninf_switch"
 _IGNORE = "local_remove_check_parameter"
 
@@ -53,8 +56,8 @@ def from_pymc(model: Any, domain: Mapping[str, Domain]) -> Model:
     ------
     InvalidModel
         If the model has local or discrete latent variables, a prior or a potential that looks at the records, an observed
-        variable that holds its own data or mixes records, or an operation that PyTensor does not have in JAX. `.site` names
-        the culprit.
+        variable that holds its own data, mixes records or can have a parameter out of its range, or an operation that PyTensor
+        does not have in JAX. `.site` names the culprit.
     InvalidInput
         If PyMC is not installed.
     """
@@ -76,6 +79,7 @@ def from_pymc(model: Any, domain: Mapping[str, Domain]) -> Model:
             built, {name: values[0] for name, values in mixed_company(columns, np.random.default_rng(0)).items()}
         )
         _check_records_are_separate(model, columns, made, built)
+        _check_in_range(model, columns, made)
     return built
 
 
@@ -279,14 +283,16 @@ def _function(inputs: Sequence[Any], outputs: Sequence[Any], checks: str = _IGNO
     return function
 
 
-def _terms(model: Any, columns: Mapping[str, Domain], size: int) -> Callable[[list[Array], Record], dict[str, Array]]:
+def _terms(
+    model: Any, columns: Mapping[str, Domain], size: int, checks: str = _IGNORE
+) -> Callable[[list[Array], Record], dict[str, Array]]:
     """Function (values, records) -> log-density of so many records at each observed variable, one number for each."""
     from pytensor.graph.replace import clone_replace
 
     inputs, given = _records(model, columns, size)
     names = [rv.name for rv in model.observed_RVs]
     outputs = clone_replace(model.logp(vars=model.observed_RVs, sum=False), given)
-    function = _function([*model.value_vars, *inputs], outputs)
+    function = _function([*model.value_vars, *inputs], outputs, checks)
 
     def terms(values: list[Array], records: Record) -> dict[str, Array]:
         # Whole numbers may come in the smallest type that holds them; PyTensor's program was typed beforehand.
@@ -452,3 +458,30 @@ def _check_records_are_separate(model: Any, columns: Mapping[str, Domain], made:
 
     advice = "let the records run along the first axis, with no density over all of them"
     check_separate(together, partial(_alone, made), built.sample_prior, columns, advice)
+
+
+def _check_in_range(model: Any, columns: Mapping[str, Domain], made: _Functions) -> None:
+    """Refuse a model whose density is zero because a parameter is out of its range, where the formula alone is a number.
+
+    The vault computes the formula. It is tried at draws from the prior, and as far out again as three and ten times their
+    distance from the median: with many records a posterior need not respect what a prior finds unlikely.
+    """
+    strict, loose = (_terms(model, columns, COMPANY, checks) for checks in (_REJECT, _IGNORE))
+    records = mixed_company(columns, np.random.default_rng(0))
+
+    def broken(theta: Array) -> dict[str, Array]:
+        checked, formula = (terms(made.unpack(theta), records) for terms in (strict, loose))
+        return {name: jnp.any(jnp.isneginf(checked[name]) & jnp.isfinite(formula[name])) for name in formula}
+
+    table = np.asarray(jax.vmap(made.pack)(*(draws[:_TRIED] for draws in made.drawn)))
+    table = table[np.all(np.isfinite(table), axis=1)]
+    middle = np.median(table, axis=0)
+    far = np.concatenate([middle + factor * (table - middle) for factor in (1, 3, 10)])
+    for name, out in jax.jit(jax.vmap(broken), compiler_options=HASTE)(far).items():
+        if np.any(out):
+            raise InvalidModel(
+                f"a parameter of observed variable {name!r} can be out of its range, where PyMC's density is zero and the "
+                "formula of it is not; give the latent variables priors that keep it inside (pm.HalfNormal for a scale, "
+                "pm.Dirichlet or pm.math.softmax for probabilities), or transform them.",
+                site=name,
+            )

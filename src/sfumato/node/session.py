@@ -176,6 +176,7 @@ class Session:
             reply = run.desk.answer_bytes(ask.id, ask.question)
         except Exception as error:
             return self._refuse(error)
+        run.took(time.monotonic() - self._heard)
         node.metrics.answered(run.study.name, run.numbers(ask.question))
         return FINE + reply
 

@@ -36,7 +36,10 @@ WAITING_HASHES = 64
 LIGHT_TERMS = 200_000
 """Record evaluations a message up to which it is answered on the spot; above, on a thread, so that others need not wait."""
 PROOF_TERMS = 4_000
-"""What proving the range of one chain's second query around a reference point takes, in record evaluations: up to 0.1 ms."""
+"""What proving the range of one chain's second query around a reference point takes, in record evaluations: 0.1 ms for ordinary
+models. What takes longer all the same is noticed: `LOOP_SECONDS`."""
+LOOP_SECONDS = 0.02
+"""An answer that keeps the loop for so long is the last one of its run that is computed there."""
 
 
 class Counter(Protocol):
@@ -94,7 +97,7 @@ class ActiveRun:
 
     def settle_terms(self, terms: Terms) -> None:
         """Remember how much work a message is: from public numbers only."""
-        self.chains, self._copies = terms.chains, 2 if terms.copies else 1
+        self.chains, self._copies = terms.chains, 2 if terms.copies is True else 1
         family = terms.kernel == LANGEVIN and not terms.centre  # its records were summed when terms were settled
         proof = PROOF_TERMS if terms.centre else 0
         self._light = family or (self.desk.here and terms.chains * (self.facts.rows + proof) <= LIGHT_TERMS)
@@ -106,6 +109,14 @@ class ActiveRun:
         have to wait for.
         """
         return self._light and not self._elsewhere and self.desk.is_warm(question)
+
+    def took(self, seconds: float) -> None:
+        """Learn how long an answer kept the loop; one that is slow for others is computed on a thread from then on.
+
+        Most of it is what public numbers decide (proofs, rows), and nothing but the place where answers are computed follows.
+        """
+        if seconds > LOOP_SECONDS:
+            self._light = False
 
     def numbers(self, question: Question) -> int:
         """How many numbers answer a question."""

@@ -38,8 +38,8 @@ SHOWING = 400
 """Steps a chain should have, where it can, for its diagnostics to mean something."""
 STEP_SIZES = tuple(np.round(np.geomspace(0.002, 1.0, 22), 5).tolist())
 """Langevin step sizes h that are tried."""
-RATIOS = tuple(np.round(np.geomspace(1.0, 256.0, 17), 3).tolist())
-"""Variances of Langevin's second copies that are tried, in those of its first."""
+RATIOS = tuple(np.round(np.geomspace(1.0, 64.0, 13), 3).tolist())
+"""Variances of Langevin's second copies that are tried, in those of its first: both are counted on one lattice."""
 SIGMAS = tuple(np.round(np.geomspace(0.1, 4.0, 28), 3).tolist())
 STEPS = tuple(np.round(np.geomspace(0.2, 3.0, 17), 3).tolist())
 ENOUGH = 0.97

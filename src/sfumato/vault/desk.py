@@ -470,13 +470,13 @@ class _Family:
         # No pass over the records a round: OpenDP's sampler would be all that one waits for.
         self.pools = [
             NoisePool(noise(terms.proposal_sigma / terms.proposal_gamma, dim, 1)),
-            NoisePool(noise(terms.sigma / terms.gamma, dim if terms.copies else 1, 1)),
+            NoisePool(noise(terms.sigma / terms.gamma, dim if terms.copies is True else 1, 1)),
         ]
 
     def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if isinstance(question, Statistic):
-            return self._quote_copies(question) if self._terms.copies else self._quote_statistic(question)
-        if isinstance(question, Correction) and not self._terms.copies:
+            return self._quote_copies(question) if self._terms.copies is True else self._quote_statistic(question)
+        if isinstance(question, Correction) and self._terms.copies is not True:
             return self._quote_correction(question)
         raise InvalidInput(f"Langevin asks for statistics and corrections, got a {type(question).__name__}.")
 
@@ -610,7 +610,7 @@ def _check_terms(terms: Terms, n: int) -> None:
     _check_noise("sigma", terms.sigma, terms.gamma, n)
     if terms.kernel == LANGEVIN:
         _check_noise("proposal_sigma", terms.proposal_sigma, terms.proposal_gamma, n)
-    if terms.copies and (terms.kernel != LANGEVIN or terms.centre or terms.gamma != terms.proposal_gamma):
+    if terms.copies is True and (terms.kernel != LANGEVIN or terms.centre or terms.gamma != terms.proposal_gamma):
         raise InvalidInput(
             "second copies are for Langevin on a family, whose corrections are linear in the statistic, and are counted on the "
             "lattice of the first."

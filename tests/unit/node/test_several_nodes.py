@@ -21,6 +21,7 @@ from sfumato.node.config import StudyEntry
 from sfumato.node.session import Session
 from sfumato.node.state import Node
 from sfumato.node.studies import ApprovedStudy
+from sfumato.noise_aware import _statistics
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.vault import lattice
 from sfumato.vault.ledger import Ledger
@@ -130,6 +131,10 @@ def test_a_run_on_a_family_over_nodes_asks_for_all_it_needs_ahead(nodes, owners,
         total = (t["widths"][..., i] ** 2 * (run.plan["step"] / 4 + run.plan["copy_sigma"] ** -2) / share).sum()
         assert statement.spent_mu**2 == pytest.approx(total, rel=1e-6)
     assert t["mu_squared"].sum() == pytest.approx(total, rel=1e-6)
+    _, average, noise = _statistics(run)  # what is known of the sum in the end: both copies count
+    ends = sorted(t[name].mean() for name in ("t_noisy", "copy_noisy"))
+    assert ends[0] < average[0] < ends[1]
+    assert noise[0] ** -2 == pytest.approx(140 * (run.plan["step"] / 4 + run.plan["copy_sigma"] ** -2))
     run.save(tmp_path / "run.npz")
     assert np.array_equal(sf.load(tmp_path / "run.npz").transcript["copy_noisy"], t["copy_noisy"])
 

@@ -101,6 +101,20 @@ def test_only_what_is_compiled_is_answered_in_the_loop():
         assert run.answers_at_once(question) is light
 
 
+def test_a_run_that_holds_the_loop_up_is_answered_on_a_thread_from_then_on():
+    question = Statistic(chains=1)
+    run = ActiveRun(
+        "alice", None, "r", SimpleNamespace(is_warm=lambda asked: True, here=True), SimpleNamespace(rows=1), None
+    )
+    run.settle_terms(TERMS)
+    run.took(state.LOOP_SECONDS / 2)
+    assert run.answers_at_once(question)
+    run.took(state.LOOP_SECONDS * 2)
+    assert not run.answers_at_once(question)
+    run.settle_terms(TERMS)  # another chain may be lighter
+    assert run.answers_at_once(question)
+
+
 def test_a_desk_is_warm_for_what_it_has_computed_under_these_terms(house):
     node, _ = house
     holder = object()

@@ -8,7 +8,7 @@ from sfumato.access import ahead
 from sfumato.access.ahead import Statistics, Summed
 from sfumato.access.questions import AHEAD, Statistic, Terms
 from sfumato.access.rounds import Rounds
-from sfumato.errors import BudgetSpent, InvalidInput
+from sfumato.errors import BudgetSpent, InvalidInput, OwnerLost
 from sfumato.kernel import PublicStream
 from sfumato.vault import desk
 from sfumato.vault.ledger import Ledger
@@ -68,6 +68,31 @@ def test_after_a_message_that_somebody_cannot_pay_each_step_asks_for_itself():
     assert owner.refused == ["16/statistics"]
     with pytest.raises(BudgetSpent):
         walk(Owner(reaches=18), range(19))
+
+
+def test_what_was_asked_for_and_not_used_is_counted():
+    statistics = Statistics(Owner(), 2, 3, 10**9)
+    assert statistics.unused(0) == 0
+    statistics.at(0)
+    assert [statistics.unused(step) for step in (1, 9, 16, 17)] == [15 * 6, 7 * 6, 0, 0]
+
+
+def test_the_statement_counts_what_was_asked_for_ahead_of_an_end(monkeypatch):
+    """A run that is stopped in the middle of a message: its statement has all that was released, its transcript what was used."""
+    y, chunk = (np.arange(20_000) % 10 < 3).astype(int), Rounds.chunk
+
+    def nine(rounds, states, draws, limit, *rest):
+        if rounds.step:
+            raise OwnerLost("gone", owner="a")
+        return chunk(rounds, states, draws, min(limit, 9), *rest)
+
+    monkeypatch.setattr(Rounds, "chunk", nine)
+    run = sf.sample(
+        sf.families.Bernoulli(), [sf.Owner({"y": y}, name="a", epsilon=2.0, delta=1e-6)], kernel="langevin", chains=2, seed=3,
+        force=True, pilot_share=0.0, guess={"p": 0.3}, max_iterations=100, progress=False,
+    )  # fmt: skip
+    assert run.iterations == 9
+    assert run.privacy.releases == 2 * (9 + AHEAD)  # corrections of nine steps, statistics of sixteen
 
 
 def test_many_numbers_fetch_fewer_steps():

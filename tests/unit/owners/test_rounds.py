@@ -15,7 +15,7 @@ from scipy import stats
 import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.access.local import LocalDoor, facts_of
-from sfumato.access.questions import Correction, Ratio, Release, Statistic, Terms
+from sfumato.access.questions import Correction, Naming, Ratio, Release, Statistic, Terms
 from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.families.langevin import public_part
@@ -503,3 +503,20 @@ def test_second_copies_are_for_families_on_one_lattice_and_have_no_scalars_besid
             door.ask("q", Correction(direction=[[0.1] * 3] * CHAINS, asked=[True] * CHAINS))
         assert door.left == CAP
         door.close()
+
+
+def test_what_was_asked_before_second_copies_came_is_called_as_it_was():
+    """A ledger keeps answers by these names for ever: a run that was begun earlier must find its own."""
+    walk = Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36)
+    near = Terms(
+        kernel="langevin", chains=1, sigma=0.5, gamma=2.0**-36, matrix=[[0.1]], proposal_sigma=6.0,
+        proposal_gamma=2.0**-34, centre=[0.25],
+    )  # fmt: skip
+    asked = Ratio(theta=[[0.0], [1.0]], theta_prop=[[0.1], [0.9]], asked=[True, True])
+    assert Naming(walk).name(asked) == "0888673a372c5391c0b3808c1bbf2173cb285b5508cc170641ae55bb808e6d7d"
+    name = Naming(near).name(Statistic(chains=1, steps=16))
+    assert name == "c70d454a00cbf8c710de695bc93790556bc69e7d0ec048d7b26848292a923a7f"
+    copied = msgspec.structs.replace(near, centre=[], copies=True)
+    assert Naming(copied).name(Statistic(chains=1)) != Naming(msgspec.structs.replace(near, centre=[])).name(
+        Statistic(chains=1)
+    )
