@@ -111,13 +111,8 @@ def langevin(h: float, sigmas: tuple[float, ...], dim: int = 1) -> tuple[float, 
     step on a normal; the second query's noise enters through the expected acceptance. The other coordinates act as noise of
     variance :math:`(d-1)(h^3/16 + h^6/512)`, that of their log ratios (see `full`).
     """
-    others = (dim - 1) * (h**3 / 16 + h**6 / 512)
-    z = np.linspace(-5, 5, 51)
-    weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
-    after = (1 - h / 2) * _X[:, None] + np.sqrt(h) * z
-    log_ratio = -h / 8 * (after**2 - _X[:, None] ** 2)
-    noises = tuple(float(np.sqrt(sigma**2 + others)) for sigma in sigmas)
-    return _reversible_worth(_Moves(after, _WEIGHT[:, None] * weight, log_ratio), noises)
+    noises = tuple(float(np.sqrt(sigma**2 + _others(h, dim))) for sigma in sigmas)
+    return _reversible_worth(_langevin_moves(h), noises)
 
 
 @lru_cache(maxsize=512)
@@ -127,14 +122,22 @@ def langevin_copies(h: float, ratios: tuple[float, ...], dim: int = 1) -> tuple[
     With :math:`\xi_1 = 4/h` the noise of a decision is :math:`\sigma^2 = \xi_2 \tfrac{h^2}{16} \lVert x' - x\rVert^2`: it grows
     with the move. Of the other coordinates' moves the mean is taken, :math:`(d-1)(h + h^2/4)`.
     """
-    others = (dim - 1) * (h**3 / 16 + h**6 / 512)
+    moves = _langevin_moves(h)
+    square = h / 4 * ((moves.after - _X[:, None]) ** 2 + (dim - 1) * (h + h**2 / 4))  # sigma squared at r = 1
+    return _reversible_worth(moves, [np.sqrt(r * square + _others(h, dim) + 1e-300) for r in ratios])
+
+
+def _langevin_moves(h: float) -> _Moves:
+    """Langevin's moves on a standard normal."""
     z = np.linspace(-5, 5, 51)
     weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
     after = (1 - h / 2) * _X[:, None] + np.sqrt(h) * z
-    moves = _Moves(after, _WEIGHT[:, None] * weight, -h / 8 * (after**2 - _X[:, None] ** 2))
-    square = h / 4 * ((after - _X[:, None]) ** 2 + (dim - 1) * (h + h**2 / 4))  # sigma squared at r = 1
-    noises = (np.sqrt(r * square + others + 1e-300) for r in ratios)
-    return tuple(_reversible_worth(moves, (noise,))[0] for noise in noises)
+    return _Moves(after, _WEIGHT[:, None] * weight, -h / 8 * (after**2 - _X[:, None] ** 2))
+
+
+def _others(h: float, dim: int) -> float:
+    """Variance of the other coordinates' log ratios."""
+    return (dim - 1) * (h**3 / 16 + h**6 / 512)
 
 
 def autoregression(h: float, sigma: float) -> float:
