@@ -32,9 +32,12 @@ def make_run(
         "d_n_noisy": rng.normal(size=(chains, steps)),
         "sigma": np.full((chains, steps), 2.0),
         "sensitivity": np.full((chains, steps), 0.01),
+        "mu_squared": np.full(
+            (chains, steps), 0.8 * (0.01 / 2) ** 2
+        ),  # not what the two above say: there may be other answers
         "accepted": rng.random((chains, steps)) < 0.37,
     }
-    spent = chains * steps * (0.01 / 2) ** 2 + 0.005
+    spent = 0.8 * chains * steps * (0.01 / 2) ** 2 + 0.005
     privacy = Statement(
         epsilon=epsilon, delta=1e-6, mu=0.25, releases=1234, spent_mu=math.sqrt(spent), n=54321, lattice_slack=1e-15,
         sensitivity="Proven.", exact="Exact.", precision="float64", shared_ledger=shared,
@@ -202,3 +205,19 @@ def test_ticks_are_round_and_inside(low, high):
     assert 2 <= len(marks) <= 11
     assert low - 1e-9 * step <= marks[0] and marks[-1] <= high + 1e-9 * step
     assert f"{step:.6e}"[0] in "125"
+
+
+def test_what_the_pilot_took_is_what_the_steps_did_not(tmp_path):
+    page = render(tmp_path, make_run())
+    assert (
+        "46.4% of it, 8.0% before the chain (pilot)" in page
+    )  # (0.8 * 1200 * 0.000025 + 0.005) / 0.0625, 0.005 / 0.0625
+
+
+def test_langevin_is_told_in_the_words_of_the_plan(tmp_path):
+    run = make_run()
+    for plan, words in (
+        ({"kernel": "langevin"}, "langevin, step size h = 0.4, noise sigma = 2 per correction<"),
+        ({"kernel": "langevin", "copy_sigma": 60.0}, "noise sigma = 2 per correction on average<"),
+    ):
+        assert words in render(tmp_path, dataclasses.replace(run, plan=run.plan | plan))

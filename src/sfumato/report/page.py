@@ -1,7 +1,7 @@
 """The page, section by section. All text is escaped; nothing is fetched from anywhere; no script runs."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +109,7 @@ def _pictures(run: "Run", rows: Sequence[Row]) -> str:
 
 
 def _spending(run: "Run", rows: Sequence[Row]) -> str:
-    squares = (np.asarray(run.transcript["sensitivity"]) / np.asarray(run.transcript["sigma"])) ** 2
-    steps = squares.sum(axis=0)
+    steps = np.asarray(run.transcript["mu_squared"]).sum(axis=0)
     before = max(run.privacy.spent_mu**2 - float(steps.sum()), 0.0)
     total = before + np.concatenate([[0.0], np.cumsum(steps)])
     cap = run.privacy.mu**2
@@ -120,7 +119,7 @@ def _spending(run: "Run", rows: Sequence[Row]) -> str:
     facts = [
         ("cap", f"mu² = {cap:.4g}"),
         ("used", f"{run.privacy.spent_mu**2 / cap:.1%} of it, {before / cap:.1%} before the chain (pilot)"),
-        ("kernel", f"{plan['kernel']}, step {plan['step']:g} sd, noise sigma = {plan['sigma']:g} in every answer"),
+        ("kernel", _kernel(plan)),
         ("accepted", f"{_or_unknown(run.acceptance, '.0%')} of the proposals"),
         ("planned", f"{plan['chains']} × {plan['iterations']:,} iterations, worth {plan['forecast_ess']:.0f} draws"),
         ("achieved", f"{_chains(run)} × {run.iterations:,} iterations, worth {worth} draws"),
@@ -133,6 +132,14 @@ def _spending(run: "Run", rows: Sequence[Row]) -> str:
     figure = f'<figure class="wide">{svg.spending(total, cap)}<figcaption>mu² spent, by iteration</figcaption></figure>'
     rests = f'<p class="small">The plan rests on: {escape("; ".join(plan["assumptions"]))}.</p>'
     return _section("How the budget was spent", f"<p>{text}</p>{figure}{_facts(facts)}{rests}")
+
+
+def _kernel(plan: Mapping[str, Any]) -> str:
+    """The kernel with its step and its noise, in the words of the plan."""
+    if plan["kernel"] != "langevin":
+        return f"{plan['kernel']}, step {plan['step']:g} sd, noise sigma = {plan['sigma']:g} in every answer"
+    often = "correction on average" if plan.get("copy_sigma") else "correction"
+    return f"langevin, step size h = {plan['step']:g}, noise sigma = {plan['sigma']:.3g} per {often}"
 
 
 def _pilot(run: "Run") -> str:
