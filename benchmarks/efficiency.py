@@ -31,7 +31,6 @@ from scipy.special import digamma, polygamma
 import sfumato as sf
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.planner import budget_mu, make_plan, replan, run_pilot
-from sfumato.planner.pilot import FAMILY_SCHEDULE
 from sfumato.planner.plan import FAMILY_PILOT_SHARE
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.sampler import _build_kernel
@@ -164,9 +163,7 @@ def measure(row: Row, runs: int, max_iterations: int, seed: int) -> Measured:
 def _pilot(study: Study, plan: sf.Plan, vault: Vault, mu: float) -> Any:
     with jax.enable_x64(True):
         budget = FAMILY_PILOT_SHARE * mu**2 * 0.999
-        return run_pilot(
-            study.model, study.domain, N, plan.picture.centre, budget, vault.release, FAMILY_SCHEDULE
-        ).picture
+        return run_pilot(study.model, study.domain, N, plan.picture.centre, budget, vault.release, known=True).picture
 
 
 def _chains(

@@ -34,7 +34,7 @@ from sfumato.domain import Domain
 from sfumato.kernel import PublicStream, State
 from sfumato.planner.forecast import limit_ess, reference_kernel
 from sfumato.planner.pilot import run_pilot
-from sfumato.planner.plan import Plan, make_plan, replan
+from sfumato.planner.plan import PILOT_SHARE, Plan, make_plan, replan
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study import Study, make_study
 from sfumato.vault import records
@@ -191,6 +191,8 @@ def run_many(
                     plan.picture.centre,
                     plan.pilot_share * plan.mu**2 * 0.999,
                     vault.release,
+                    covariance=plan.picture.covariance,
+                    most=0.999 * max(plan.pilot_share, PILOT_SHARE) * plan.mu**2,
                 )
             pilots.append((found.picture, meter.spent - before))
         pilots[:] = [pilots[i % different] for i in range(runs)]
@@ -292,7 +294,7 @@ def cell(name: str, epsilon: float, args: argparse.Namespace, exact: tuple[np.nd
     auto = make_plan(study, n=N, epsilon=epsilon, delta=1e-6, chains=1, max_iterations=20_000)
     with jax.enable_x64(True):
         picture = type(auto.picture)(mean, covariance, "exact")
-        limit = limit_ess(study.model, study.domain, picture, auto.mu, study.near)
+        limit = limit_ess(study.model, study.domain, picture, auto.mu)
     for kernel in KERNELS:
         began = time.perf_counter()
         steps = 20_000 if kernel == "langevin" else args.walk_steps

@@ -141,7 +141,7 @@ class Checkpoint:
         """Make durable what a release of the pilot asks, or what it gave."""
         body = {"digest": _digest(entry), "release": entry}
         self._write(
-            f"pilot-{number:02d}.json",
+            f"pilot-{number:03d}.json",
             json.dumps(body).encode(),
             "go on with sf.resume. The answers noted so far are kept",
         )
@@ -155,7 +155,7 @@ class Checkpoint:
                 entry, whole = body["release"], body["digest"] == _digest(body["release"])
             except (OSError, ValueError, TypeError, KeyError):
                 entry, whole = {}, False
-            if not whole or path.name != f"pilot-{position:02d}.json":
+            if not whole or path.name != f"pilot-{position:03d}.json":
                 raise CheckpointError(
                     f"the pilot's releases stay as they were written, and {path.name} or the one before it is corrupt or missing "
                     f"in {self.folder}; restore it from a backup. The ledger still knows what was spent."

@@ -36,11 +36,11 @@ from sfumato.haste import hastily
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.noise_aware import check_distinct
 from sfumato.owner import Owner
+from sfumato.piloting import Again, find_start, first_pilot, refuse_unless_arrived
 from sfumato.pilotlog import PilotLog
-from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
+from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan, truncated
 from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
-from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
-from sfumato.planner.plan import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, knows_information, pilot_fraction
+from sfumato.planner.plan import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, pilot_fraction
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement, join
 from sfumato.privacy.statement import Statement
@@ -287,9 +287,9 @@ def sample_owners(
         plan = _first_plan(table, wishes, kernel, limit, share)
         if not wishes.force:
             plan.refuse_if_weak()
-        terms |= {"force": wishes.force, "share": share}
+        terms |= {"force": wishes.force, "share": share, "pilots": first_pilot(share, wishes.pilot_share)}
         if kept is not None:
-            settled = {name: terms[name] for name in ("sizes", "bounds", "force", "share")}
+            settled = {name: terms[name] for name in ("sizes", "bounds", "force", "share", "pilots")}
             kept.update_terms(first_plan=sampler._plan_terms(plan), shares=table.rounds.shares, **settled)
         refused.pop_all()  # from here on something may be spent: the checkpoint stays
         plan, pilot = _pilot(table, plan, terms, kept, tick)
@@ -361,6 +361,7 @@ def resume_owners(
     *,
     sensitivity: Any,
     ledger: Ledger | None,
+    again: Again,
     progress: bool | Tick | None,
 ) -> Run:
     """Go on with a run over owners: what `sfumato.resume` does with them."""
@@ -405,6 +406,7 @@ def resume_owners(
         if "plan" in terms:
             plan, pilot = sampler._plan_from(terms["plan"]), terms["pilot"]
         else:  # it was stopped in its pilot
+            terms |= {"pilots": again.pilots(study, terms, kept)}
             plan, pilot = _pilot(table, sampler._plan_from(terms["first_plan"]), terms, kept, tick)
         chain = sampler._start(study, plan, stream, pilot)
         for saved in kept.read():
@@ -612,7 +614,9 @@ def _pilot(
     table: Table, plan: Plan, terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick
 ) -> tuple[Plan, dict[str, Any]]:
     """Spend the pilot's share of every budget, then share out what is left and plan again."""
-    plan, pilot = _run_pilot(table, plan, terms["share"], terms["kernel"], terms["limit"], kept, tick)
+    plan, pilot = _run_pilot(table, plan, terms, kept, tick)
+    if not terms["force"]:
+        refuse_unless_arrived(plan, pilot, kept)
     if kept is not None:
         kept.update_terms(plan=sampler._plan_terms(plan), pilot=pilot, shares=table.rounds.shares)
     if not terms["force"]:
@@ -621,10 +625,10 @@ def _pilot(
 
 
 def _run_pilot(
-    table: Table, plan: Plan, share: float, kernel: str, limit: int, kept: Checkpoint | None, tick: Tick
+    table: Table, plan: Plan, terms: Mapping[str, Any], kept: Checkpoint | None, tick: Tick
 ) -> tuple[Plan, dict[str, Any]]:
     study, rounds = table.studies[0], table.rounds
-    if share == 0:
+    if terms["share"] == 0:
         return plan, {"releases": [], "share": 0.0, "owners": _shares(table)}
     # A question that was asked before is asked again under its id: whoever has answered it gives the same answer. (An owner that
     # lost it, with its machine's power, answers anew and pays again.)
@@ -632,12 +636,8 @@ def _run_pilot(
     tick(0, plan.iterations, "pilot")
     domains = {repr(_plain(other.domain)): other.domain for other in table.studies}
     domains.pop(repr(_plain(study.domain)))
-    with jax.enable_x64(True):
-        found = run_pilot(
-            study.model, study.domain, plan.n, plan.picture.centre, share * plan.mu**2 * 0.999, release,
-            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE, rounds.theta_bound, tuple(domains.values()),
-        )  # fmt: skip
-    pilot = {"releases": found.releases, "share": share, "last_move": found.last_move, "owners": _shares(table)}
+    found = find_start(study, plan, release, terms["pilots"], bound=rounds.theta_bound, others=tuple(domains.values()))
+    pilot = found.about | {"owners": _shares(table)}
     widths = relative_widths([table.studies[i] for i in table.live], found.picture)
     mu = _set_shares(table, widths)
     again = replan(
@@ -645,12 +645,12 @@ def _run_pilot(
         study,
         found.picture,
         1.0,
-        kernel=kernel,
-        max_iterations=limit,
+        kernel=terms["kernel"],
+        max_iterations=terms["limit"],
         ahead=_ahead(table.parties),
     )
     again = replace(again, owners=_owner_facts(table))
-    return _beside_bundles(table, again, kernel, 1.0, limit), pilot
+    return _beside_bundles(table, again, terms["kernel"], 1.0, terms["limit"]), pilot
 
 
 def _shares(table: Table) -> dict[str, float]:

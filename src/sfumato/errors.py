@@ -14,6 +14,7 @@ The tree::
     │   ├── OwnerRefused                   its node refuses: .code of the node's public catalogue
     │   └── BadAnswer                      it answered something that cannot be an answer
     ├── PlanTooWeak                        the forecast says the chain cannot mix: .plan
+    ├── NotArrived                         the pilot is not near the posterior: .off_by .spent .left
     ├── LedgerError                        the ledger is missing, foreign, edited or busy
     ├── CheckpointError                    a checkpoint is missing, corrupt, or of another run
     └── NoiseError                         the secret stream was used in a way it must not be
@@ -101,6 +102,20 @@ class PlanTooWeak(SfumatoError):
     def __init__(self, message: str, plan: Any = None) -> None:
         super().__init__(message)
         self.plan = plan
+
+
+class NotArrived(SfumatoError):
+    """The pilot did not get near the posterior, and the chain was not begun.
+
+    `off_by` is how far it may be off (posterior standard deviations, root mean square, upper 99 % limit); `spent` and `left` are
+    of the budget, in units of mu squared.
+    """
+
+    def __init__(self, message: str, *, off_by: float, spent: float, left: float) -> None:
+        super().__init__(message)
+        self.off_by = off_by
+        self.spent = spent
+        self.left = left
 
 
 class LedgerError(SfumatoError):

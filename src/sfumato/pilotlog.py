@@ -35,20 +35,23 @@ class PilotLog:
         self._noted = kept.releases() if kept is not None else []
         self._number = self.lost = 0
 
-    def __call__(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float) -> np.ndarray:
+    def __call__(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray
+    ) -> np.ndarray:
         """Ask, or give the answer of a process that was killed since."""
         if self._checkpoint is None:
-            return self._release(what, theta, matrix, radius, sigma)
+            return self._release(what, theta, matrix, radius, sigma, centre)
         number, self._number = self._number, self._number + 1
         entry = {"what": what, "theta": theta.tolist(), "matrix": matrix.tolist(), "radius": radius, "sigma": sigma}
-        entry |= {"tries": 0, "answer": None}
+        entry |= {"centre": centre.tolist(), "tries": 0, "answer": None}
         if number < len(self._noted):
             # To the last bit what was asked then: an owner who answered it gives the same answer again, for nothing.
             entry = self._same(self._noted[number], entry)
         if entry["answer"] is None:
             entry["tries"] += 1
             self._checkpoint.note_release(number, entry)
-            asked = (np.array(entry["theta"]), np.array(entry["matrix"]), entry["radius"], entry["sigma"])
+            asked = (*(np.array(entry[k]) for k in ("theta", "matrix")), entry["radius"], entry["sigma"])
+            asked = (*asked, np.array(entry["centre"]))
             entry["answer"] = self._answer(entry, asked)
             self._checkpoint.note_release(number, entry)
         else:
@@ -73,6 +76,7 @@ class PilotLog:
     def _same(self, noted: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
         scale = float(np.max(np.abs(asked["matrix"])))  # of the posterior: a parameter near zero is as good as zero
         near = all(_close(noted[name], asked[name]) for name in ("matrix", "radius", "sigma"))
+        near = near and _close(noted["centre"], asked["centre"], asked["radius"])
         near = near and _close(noted["theta"], asked["theta"], scale)
         if noted["what"] != asked["what"] or not near:
             raise CheckpointError(

@@ -29,11 +29,11 @@ from sfumato.families.langevin import public_part
 from sfumato.haste import hastily
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.model import Model
+from sfumato.piloting import Again, find_start, first_pilot, refuse_unless_arrived
 from sfumato.pilotlog import PilotLog
-from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
+from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, truncated
 from sfumato.planner.forecast import Picture, reference_kernel
-from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
-from sfumato.planner.plan import asked_steps, iteration_limit, knows_information
+from sfumato.planner.plan import asked_steps, iteration_limit
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import Statement
@@ -205,10 +205,11 @@ def sample(
         plan = ahead if ahead is not None and ahead.n == opened.vault.n else plan_for(n=opened.vault.n)
         if not force:
             plan.refuse_if_weak()
+        pilots = first_pilot(plan.pilot_share, pilot_share)
         if kept is not None:
-            kept.update_terms(first_plan=_plan_terms(plan), force=force)
+            kept.update_terms(first_plan=_plan_terms(plan), force=force, pilots=pilots)
         refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
-        plan, pilot = _pilot(study, plan, opened, kernel, limit, kept, tick, force=force)
+        plan, pilot = _pilot(study, plan, opened, kernel, limit, kept, tick, pilots, force=force)
         chain = _start(study, plan, stream, pilot)
         return _finish(chain, opened, terms, kept, tick)
 
@@ -220,9 +221,11 @@ def resume(
     model: Model | Family | Callable[..., Any] | None = None,
     ledger: Ledger | None = None,
     sensitivity: Any = "certify",
+    guess: Mapping[str, Any] | None = None,
+    pilot_share: float | None = None,
     progress: bool | Tick | None = None,
 ) -> Run:
-    """Go on with a run that was killed, interrupted, or stopped by a full disk.
+    """Go on with a run that was killed, interrupted, stopped by a full disk, or whose pilot did not arrive.
 
     Parameters
     ----------
@@ -234,9 +237,14 @@ def resume(
         The same model; may be left out if it can be imported by the name it was defined under.
     ledger
         The same ledger, if the run was started with one.
+    guess, pilot_share
+        Only for a run whose pilot did not arrive (`NotArrived`): another pilot is run, from the guess or from where the last one
+        stopped, for this share of the whole budget.
 
     Raises
     ------
+    NotArrived
+        The pilot is still not near the posterior; without `guess` and `pilot_share` nothing more was spent.
     CheckpointError
         There is nothing to go on with, or another run is going on in this folder: one at a time.
     """
@@ -244,11 +252,17 @@ def resume(
     kept.check_there()  # before there is a lock in the folder
     with under_way(kept):
         terms = kept.terms()  # once nobody else can add to them
+        again = Again(guess, pilot_share)
+        again.check_needed(terms)
         if "owners" in terms:
             from sfumato.consortium import resume_owners
 
-            return resume_owners(kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, progress=progress)
-        return _resume_table(kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, progress=progress)
+            return resume_owners(
+                kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, again=again, progress=progress
+            )
+        return _resume_table(
+            kept, terms, model, data, sensitivity=sensitivity, ledger=ledger, again=again, progress=progress
+        )
 
 
 def _resume_table(
@@ -259,6 +273,7 @@ def _resume_table(
     *,
     sensitivity: Any,
     ledger: Ledger | None,
+    again: Again,
     progress: bool | Tick | None,
 ) -> Run:
     """Go on with a run on one table; `sfumato.consortium.resume_owners` is its twin for owners."""
@@ -286,8 +301,8 @@ def _resume_table(
         if "plan" in terms:
             plan, pilot = _plan_from(terms["plan"]), terms["pilot"]
         else:  # it was stopped in its pilot
-            first, force = _plan_from(terms["first_plan"]), terms["force"]
-            plan, pilot = _pilot(study, first, opened, terms["kernel"], terms["limit"], kept, tick, force=force)
+            first, force, pilots = _plan_from(terms["first_plan"]), terms["force"], again.pilots(study, terms, kept)
+            plan, pilot = _pilot(study, first, opened, terms["kernel"], terms["limit"], kept, tick, pilots, force=force)
         chain = _start(study, plan, stream, pilot)
         _replay(chain, kept, opened)
         return _finish(chain, opened, terms, kept, tick)
@@ -347,10 +362,13 @@ def _plan_ahead(plan_for: Callable[..., Plan], n: int | None) -> Plan | None:
 
 
 def _pilot(
-    study: Study, plan: Plan, opened: Opened, kernel: str, limit: int, kept: Checkpoint | None, tick: Tick, *, force: bool
+    study: Study, plan: Plan, opened: Opened, kernel: str, limit: int, kept: Checkpoint | None, tick: Tick,
+    pilots: Sequence[Mapping[str, Any]], *, force: bool,
 ) -> tuple[Plan, dict[str, Any]]:  # fmt: skip
-    """Spend the pilot's share, then plan again for what is left."""
-    plan, pilot = _run_pilot(study, plan, opened, kernel, limit, kept, tick)
+    """Run the pilots, then plan again for what is left; refuse to go on from nowhere, or with too little."""
+    plan, pilot = _run_pilot(study, plan, opened, kernel, limit, kept, tick, pilots)
+    if not force:
+        refuse_unless_arrived(plan, pilot, kept)
     if kept is not None:
         kept.update_terms(plan=_plan_terms(plan), pilot=pilot)
     if not force:
@@ -359,26 +377,16 @@ def _pilot(
 
 
 def _run_pilot(
-    study: Study, plan: Plan, opened: Opened, kernel: str, max_iterations: int, kept: Checkpoint | None, tick: Tick
-) -> tuple[Plan, dict[str, Any]]:
-    if (share := plan.pilot_share) == 0:
+    study: Study, plan: Plan, opened: Opened, kernel: str, max_iterations: int, kept: Checkpoint | None, tick: Tick,
+    pilots: Sequence[Mapping[str, Any]],
+) -> tuple[Plan, dict[str, Any]]:  # fmt: skip
+    if plan.pilot_share == 0:
         return plan, {"releases": [], "share": 0.0}
-    release = PilotLog(opened.vault.release, kept)
     tick(0, plan.iterations, "pilot")
-    with jax.enable_x64(True):
-        found = run_pilot(
-            study.model,
-            study.domain,
-            plan.n,
-            plan.picture.centre,
-            share * plan.mu**2 * 0.999,
-            release,
-            FAMILY_SCHEDULE if knows_information(study) else SCHEDULE,
-        )
+    found = find_start(study, plan, PilotLog(opened.vault.release, kept), pilots)
     opened.vault.forget()
     left = opened.account.left / QUANTA_PER_UNIT / plan.mu**2
-    again = replan(plan, study, found.picture, left, kernel=kernel, max_iterations=max_iterations)
-    return again, {"releases": found.releases, "share": share, "last_move": found.last_move, "lost": release.lost}
+    return replan(plan, study, found.picture, left, kernel=kernel, max_iterations=max_iterations), found.about
 
 
 def _refuse_after_pilot(plan: Plan, pilot: Mapping[str, Any]) -> None:
@@ -687,11 +695,13 @@ def _plan_terms(plan: Plan) -> dict[str, Any]:
 def _plan_from(written: Mapping[str, Any]) -> Plan:
     raw = dict(written)
     picture = raw.pop("picture")
-    for derived in ("share_of_limit", "weak"):
+    for derived in ("share_of_limit", "weak", "hopeless"):
         raw.pop(derived)
     raw["assumptions"], raw["owners"] = tuple(raw["assumptions"]), tuple(raw.get("owners", ()))
     raw["matrix"] = np.array(raw["matrix"])
-    raw["considered"] = tuple((name, share) for name, share in raw["considered"])
+    for pairs in ("considered", "missing"):
+        raw[pairs] = tuple((name, value) for name, value in raw[pairs])
+    raw["band"] = tuple(raw["band"]) if raw.get("band") else None
     centre, covariance = (np.array(picture[name]) for name in ("centre", "covariance"))
     raw["picture"] = Picture(centre, covariance, picture["origin"], picture["error"], picture["roughness"])
     return Plan(**raw)

@@ -123,7 +123,7 @@ def test_before_anything_could_be_spent_there_is_nothing_to_say(tmp_path, monkey
 
 def test_a_folder_that_cannot_be_read_promises_nothing(tmp_path, monkeypatch):
     interrupted(monkeypatch, tmp_path / "run", {"y": Y}, 2, True)
-    (tmp_path / "run" / "pilot-00.json").write_text("{")
+    (tmp_path / "run" / "pilot-000.json").write_text("{")
     assert standing(Checkpoint(tmp_path / "run")) == ""
 
 
@@ -169,7 +169,7 @@ def press_in_pilot(checkpoint, *arguments, cwd):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
     )  # fmt: skip
     deadline = time.monotonic() + 240
-    while not (checkpoint / "pilot-01.json").exists():
+    while not (checkpoint / "pilot-001.json").exists():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)

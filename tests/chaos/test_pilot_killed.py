@@ -183,13 +183,13 @@ def test_a_pilot_that_cannot_be_followed_or_read_is_refused(tmp_path, monkeypatc
         Checkpoint(folder).note_release(1, before[1] | {name: (1.001 * np.array(before[1][name])).tolist()})
         with pytest.raises(CheckpointError, match="would ask another"):
             sf.resume(folder, {"y": Y}, model=FAMILY)
-    whole = (folder / "pilot-00.json").read_text()
+    whole = (folder / "pilot-000.json").read_text()
     for text in (whole[:-9], whole.replace("gradient", "gradieut"), "[]"):
-        (folder / "pilot-00.json").write_text(text)
-        with pytest.raises(CheckpointError, match=r"pilot-00\.json or the one before it is corrupt or missing"):
+        (folder / "pilot-000.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"pilot-000\.json or the one before it is corrupt or missing"):
             sf.resume(folder, {"y": Y}, model=FAMILY)
-    (folder / "pilot-00.json").unlink()
-    with pytest.raises(CheckpointError, match=r"pilot-01\.json or the one before it"):
+    (folder / "pilot-000.json").unlink()
+    with pytest.raises(CheckpointError, match=r"pilot-001\.json or the one before it"):
         sf.resume(folder, {"y": Y}, model=FAMILY)
     with pytest.raises(CheckpointError, match="already holds a run"):
         sf.sample(FAMILY, {"y": Y}, checkpoint=folder, **SETTINGS)
@@ -216,7 +216,7 @@ def test_a_full_disk_in_the_pilot_says_what_is_kept(tmp_path, monkeypatch):
     real = Checkpoint._write
 
     def write(self, name, body, *kept):
-        if name == "pilot-01.json":
+        if name == "pilot-001.json":
             monkeypatch.setattr("os.fsync", full)
         real(self, name, body, *kept)
 

@@ -1,6 +1,9 @@
 """What the pilot makes of its releases: post-processing, so anything may be tested with made-up noise."""
 
+from itertools import product
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -8,10 +11,15 @@ import pytest
 
 import sfumato as sf
 from sfumato.kernel import PublicStream
-from sfumato.model.derivatives import matrix_to_triangle
+from sfumato.model.derivatives import matrix_to_triangle, vector_function
+from sfumato.model.trials import as_model_input
+from sfumato.planner import compiled, pilot
+from sfumato.planner.arrival import SURPRISING, is_noise, upper_limit
 from sfumato.planner.compiled import prior_draws
 from sfumato.planner.forecast import Picture
-from sfumato.planner.pilot import FAMILY_SCHEDULE, Answered, _information, _place, _straight, run_pilot
+from sfumato.planner.pilot import FORGIVEN, Answered, _information, _place, _straight, run_pilot
+from sfumato.planner.plan import _centre
+from sfumato.planner.reach import MARGIN, Search, diameter, enclosing_ball
 from sfumato.study import make_study
 
 REPEATS = 400
@@ -109,14 +117,15 @@ def test_however_small_the_budget_the_centre_stays_where_the_prior_believes():
     family = sf.families.Bernoulli()
     model = family.to_model()
 
-    def release(what, theta, matrix, radius, sigma):
+    def release(what, theta, matrix, radius, sigma, centre):
         return sigma * rng.standard_normal(1)
 
     with jax.enable_x64(True):
-        found = run_pilot(model, family.domain, 1000, np.zeros(1), 1e-12, release, schedule=FAMILY_SCHEDULE)
+        found = run_pilot(model, family.domain, 1000, np.zeros(1), 1e-12, release, known=True)
     spread = np.diff(np.quantile(prior_draws(model), [0.16, 0.84]))[0] / 2
-    assert np.abs(found.picture.centre).max() <= 3 * 4 * spread
+    assert np.abs(found.picture.centre).max() <= 3 * 6 * spread
     assert found.picture.error > 1e3
+    assert not found.arrived and found.off_by > 1e3
 
 
 def level(y):
@@ -133,13 +142,255 @@ def test_records_of_an_owner_with_a_wider_domain_are_not_cut_off():
     def first_radius(domain, others=()):
         seen = []
 
-        def release(what, theta, root, radius, sigma):
+        def release(what, theta, root, radius, sigma, centre):
             seen.append(radius)
             return np.zeros(1)
 
         with jax.enable_x64(True):
-            run_pilot(model, domain, 1000, np.zeros(1), 0.01, release, FAMILY_SCHEDULE, others=others)
+            run_pilot(model, domain, 1000, np.zeros(1), 0.01, release, known=True, others=others)
         return seen[0]
 
     radii = first_radius(narrow), first_radius(narrow, (wide,)), first_radius(wide)
-    assert radii[0] == pytest.approx(radii[1] / 2) and radii[1] == pytest.approx(radii[2])
+    assert radii[0] == pytest.approx(radii[1] / 2, rel=0.02) and radii[1] == pytest.approx(radii[2], rel=0.02)
+
+
+# -- tables that nobody tuned on ------------------------------------------------------------------------------------------
+
+
+class Table:
+    """Records counted by kind, and a release over them with NumPy's noise: what a vault would answer, much faster."""
+
+    def __init__(self, model, domain, columns, times=1, seed=0):
+        self.study = make_study(model, domain)
+        self.model, self.n, self.times = self.study.model, times * len(next(iter(columns.values()))), times
+        self.columns = {k: as_model_input(self.study.domain[k], np.asarray(v, float)) for k, v in columns.items()}
+        self.rng, self.spent, self.asked = np.random.default_rng(seed), 0.0, []
+        self.mode, self.white = self._mode()
+
+    def _mode(self):
+        model = self.model
+
+        def log_posterior(theta):
+            each = jax.vmap(model.log_likelihood, (None, 0))(theta, self.columns)
+            return self.times * each.sum() + model.log_prior(theta)
+
+        value, slope, bend = (jax.jit(f(log_posterior)) for f in (lambda g: g, jax.grad, jax.hessian))
+        theta = self.start
+        for _ in range(100):
+            values, vectors = np.linalg.eigh(-np.asarray(bend(theta)))
+            step = vectors @ ((vectors.T @ np.asarray(slope(theta))) / np.maximum(np.abs(values), 1e-6 * values.max()))
+            length = 1.0
+            while length > 1e-9 and not value(theta + length * step) >= value(theta):
+                length /= 2
+            theta = theta + length * step
+        return theta, np.linalg.cholesky(-np.asarray(bend(theta))).T
+
+    @property
+    def start(self):
+        return _centre(self.model, None)[0]
+
+    def off(self, theta):
+        return float(np.sqrt(np.mean((self.white @ (theta - self.mode)) ** 2)))
+
+    def release(self, what, theta, matrix, radius, sigma, centre):
+        def cut(record):
+            value = vector_function(what, self.model, theta, matrix)(record) - centre
+            return value * jnp.minimum(1.0, radius / jnp.maximum(jnp.linalg.norm(value), 1e-300))
+
+        self.spent += (2 * radius / sigma) ** 2
+        self.asked.append(what)
+        total = self.times * np.asarray(jax.jit(jax.vmap(cut))(self.columns)).sum(axis=0) + self.n * centre
+        return total + sigma * self.rng.standard_normal(len(total))
+
+    def limit(self, mu_squared):
+        root = np.linalg.inv(self.white)
+        return mu_squared / diameter(Search(self.model, [self.study.domain]).vectors("gradient", self.mode, root)) ** 2
+
+    def budget(self, limit):
+        """Mu squared at which the one-shot limit is so many draws."""
+        return limit / self.limit(1.0)
+
+    def pilot(self, mu_squared, share=0.1, **options):
+        with jax.enable_x64(True):
+            return run_pilot(
+                self.model, self.study.domain, self.n, self.start, share * mu_squared, self.release, **options
+            )
+
+
+def readmission(x, y):
+    intercept = numpyro.sample("intercept", dist.Normal(0.0, 5.0))
+    slopes = numpyro.sample("slopes", dist.Normal(0.0, 2.0).expand([5]).to_event(1))
+    with numpyro.plate("patients", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=intercept + x @ slopes), obs=y)
+
+
+def readmissions(seed=0):
+    """Skewed, rare and ordinary columns, one patient in eight comes back: far from records uniform over the domain."""
+    rng = np.random.default_rng(seed)
+    size = 3000
+    parts = (
+        rng.normal(size=(size, 2)).clip(-4, 4),
+        rng.random((size, 1)) < 0.05,
+        rng.exponential(size=(size, 2)).clip(0, 8),
+    )
+    x = np.concatenate(parts, axis=1)
+    y = rng.random(size) < 1 / (1 + np.exp(2.4 - x @ np.array([0.5, -0.4, 1.2, 0.2, -0.3])))
+    lower, upper = np.array([-4, -4, 0, 0, 0]), np.array([4, 4, 1, 8, 8])
+    domain = {"x": sf.Box(lower, upper, shape=(5,)), "y": sf.Binary()}
+    return Table(readmission, domain, {"x": x, "y": y}, times=40, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def patients():
+    with jax.enable_x64(True):
+        return readmissions()
+
+
+def test_the_pilot_arrives_where_real_information_is_not_the_made_up_one(patients):
+    """Undamped steps with the information of made-up records ended more than a hundred standard deviations off here."""
+    with jax.enable_x64(True):
+        assert patients.off(patients.start) > 50
+        for _ in range(3):
+            patients.spent, budget = 0.0, patients.budget(40.0)
+            found = patients.pilot(budget)
+            assert patients.spent <= 0.1 * budget
+            assert found.spent == pytest.approx(patients.spent, rel=0.01)
+            assert found.arrived
+            assert patients.off(found.picture.centre) <= max(1.5, 2 * found.picture.error)
+            assert patients.off(found.picture.centre) <= found.off_by
+
+
+def test_a_pilot_on_too_small_a_budget_says_so(patients):
+    with jax.enable_x64(True):
+        found = patients.pilot(patients.budget(1.0))
+    assert not found.arrived and found.off_by > FORGIVEN
+
+
+def test_a_pilot_takes_more_than_its_plan_only_if_it_must_and_may(patients):
+    with jax.enable_x64(True):
+        budget = patients.budget(40.0)
+        patients.spent = 0.0
+        patients.pilot(budget, share=0.03)
+        assert patients.spent <= 0.03 * budget
+        patients.spent = 0.0
+        patients.pilot(budget, share=0.03, most=0.1 * budget)
+        assert 0.05 * budget < patients.spent <= 0.1 * budget
+        rich = patients.budget(4000.0)
+        patients.spent = 0.0
+        patients.pilot(rich, share=0.03, most=0.1 * rich)
+        assert patients.spent <= 0.03 * rich
+
+
+@pytest.mark.parametrize("sds", [5.0, 20.0, 100.0])
+def test_a_pilot_that_ends_beside_the_mode_is_told_by_its_last_gradient(patients, monkeypatch, sds):
+    """Saboteur: the climb ends, and somebody moves the point before the last gradient is asked."""
+    moved = []
+
+    def sabotaged(asker, guide, point):
+        honest = climb(asker, guide, point)
+        away = honest.root @ np.full(len(honest.theta), sds)
+        moved.append(1)
+        return guide.at(honest.theta + away, honest.information, honest.roughness, honest.reached)
+
+    climb = pilot._climb
+    monkeypatch.setattr(pilot, "_climb", sabotaged)
+    with jax.enable_x64(True):
+        found = patients.pilot(patients.budget(40.0))
+    assert moved and not found.arrived
+
+
+def waiting(y):
+    scale = numpyro.sample("scale", dist.HalfNormal(5.0))
+    middle = numpyro.sample("middle", dist.Normal(0.0, 5.0))
+    with numpyro.plate("visits", y.shape[0]):
+        numpyro.sample("y", dist.Laplace(middle, scale), obs=y)
+
+
+def test_where_second_derivatives_tell_nothing_outer_products_do():
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        table = Table(
+            waiting, {"y": sf.Interval(-10.0, 10.0)}, {"y": rng.laplace(2.0, 0.5, 2000).clip(-10, 10)}, times=20
+        )
+        found = table.pilot(table.budget(60.0))
+        assert set(table.asked) == {"gradient", "outer"}
+        assert found.arrived
+        # The mode of a Laplace is a median: one posterior sd is what outer products say, not the Hessian, which is flat.
+        precision = np.linalg.inv(found.picture.covariance)
+        score = jax.vmap(jax.grad(table.model.log_likelihood), (None, 0))(found.picture.centre, table.columns)
+        assert np.diag(precision) == pytest.approx(20 * np.diag(np.asarray(score.T @ score)), rel=0.2)
+
+
+# -- how far a record reaches -----------------------------------------------------------------------------------------------
+
+
+def test_the_search_finds_the_furthest_record():
+    """Logistic on a box: the longest whitened score is at a corner, one of 2^12, which a thousand draws hardly hit."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(2)
+        model = make_study(wide, {"x": sf.Box(-1, 1, shape=(12,)), "y": sf.Binary()}).model
+        theta, root = rng.normal(size=12), np.tril(rng.normal(size=(12, 12)))
+        corners = np.array(list(product((-1.0, 1.0), repeat=12)))
+        every = {"x": np.repeat(corners, 2, axis=0), "y": np.tile([0, 1], len(corners))}
+        longest = np.linalg.norm(np.asarray(compiled.vectors(model, "gradient")(theta, root, every)), axis=1).max()
+        found = Search(model, [{"x": sf.Box(-1, 1, shape=(12,)), "y": sf.Binary()}]).vectors("gradient", theta, root)
+    assert np.linalg.norm(found, axis=1).max() >= 0.98 * longest
+
+
+def wide(x, y):
+    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([12]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ slopes), obs=y)
+
+
+def test_the_ball_holds_every_point_and_is_nearly_the_smallest():
+    rng = np.random.default_rng(4)
+    for points in (rng.normal(size=(500, 3)), np.eye(6), np.array([[1.0], [4.0], [2.0]])):
+        ball = enclosing_ball(points)
+        assert np.linalg.norm(points - ball.centre, axis=1).max() <= ball.radius
+    assert enclosing_ball(np.array([[1.0], [4.0]])).radius == pytest.approx(1.5 * MARGIN)
+    simplex = np.sqrt(1 - 1 / 6)
+    assert enclosing_ball(np.eye(6)).radius <= 1.05 * MARGIN * simplex
+    assert diameter(np.eye(6)) == pytest.approx(np.sqrt(2))
+
+
+# -- the test of arrival -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [1, 4, 30])
+@pytest.mark.parametrize("distance", [0.0, 1.0, 20.0])
+def test_the_upper_limit_of_a_distance_covers_it(dim, distance):
+    rng = np.random.default_rng(5)
+    sigma, centre = 0.7, distance * np.ones(dim) / dim**0.5
+    seen = centre + sigma * rng.standard_normal((2000, dim))
+    covered = [upper_limit(float(s @ s), sigma, dim) >= distance for s in seen[:400]]
+    assert np.mean(covered) >= 0.96
+    if distance:
+        assert np.median([upper_limit(float(s @ s), sigma, dim) for s in seen[:100]]) < distance + 5 * sigma * dim**0.25
+
+
+def test_noise_is_taken_for_noise_as_often_as_declared():
+    rng = np.random.default_rng(6)
+    squares = (2.0 * rng.standard_normal((20_000, 5)) ** 2).sum(axis=1)
+    assert 1 - np.mean([is_noise(s, 2.0, 5) for s in squares[:5000]]) <= 5 * SURPRISING
+
+
+# -- the start -----------------------------------------------------------------------------------------------------------
+
+
+def banana(x):
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    numpyro.sample("b", dist.Normal(20.0 * a**2, 0.01))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(a, 1.0), obs=x)
+
+
+def test_a_start_is_a_point_of_the_prior():
+    """The vector of medians of a banana is no such point: its log density is thousands below that of any draw."""
+    with jax.enable_x64(True):
+        model = make_study(banana, {"x": sf.Interval(-5.0, 5.0)}).model
+        theta, origin = _centre(model, None)
+        typical = np.median([model.log_prior(draw) for draw in prior_draws(model)[:50]])
+        assert model.log_prior(np.median(prior_draws(model), axis=0)) < typical - 1000
+        assert model.log_prior(theta) > typical - 20
+    assert origin == "a point in the middle of the prior"

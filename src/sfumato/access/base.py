@@ -69,7 +69,9 @@ class Access(Protocol):
         """Quanta left."""
         ...
 
-    def release(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float) -> np.ndarray:
+    def release(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray | None = None
+    ) -> np.ndarray:  # fmt: skip
         """Noisy sum of vectors, for a pilot."""
         ...
 

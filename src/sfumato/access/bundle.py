@@ -144,9 +144,12 @@ class BundleDoor:
             theta, total, matrix = (jnp.asarray(x) for x in (asked.theta, self.pilot_mean, asked.matrix))
             if asked.what == "gradient":
                 vector = matrix.T @ self._gradient(theta, total)
-            else:
+            elif asked.what == "information":
                 vector = matrix_to_triangle(np.asarray(-matrix.T @ self._hessian(theta, total) @ matrix))
-            values = np.nan_to_num(np.clip(np.asarray(vector), -1e6, 1e6))
+            else:
+                raise InvalidInput(f"a bundle answers for gradient and information, got {asked.what!r}.")
+            less = self.facts.n * np.asarray(asked.centre) if asked.centre else 0.0
+            values = np.nan_to_num(np.clip(np.asarray(vector) - less, -1e6, 1e6))
         numbers = np.rint(values / GAMMA).astype(np.int64)
         return Reply(id=query_id, gamma=GAMMA, numbers=numbers.tolist(), widths=[0.0], answered=[True], quanta=0)
 

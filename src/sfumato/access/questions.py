@@ -13,7 +13,7 @@ import msgspec
 Vector: TypeAlias = list[float]
 Matrix: TypeAlias = list[list[float]]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of these structures; owners and analyst must have the same."""
 AHEAD = 16
 """Steps whose statistics may be asked for in one message."""
@@ -103,13 +103,14 @@ class Agreed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A noisy sum of vectors for the pilot; see `sfumato.vault.vault.Vault.release`."""
+    """A noisy sum of vectors for the pilot, each less the centre; see `sfumato.vault.vault.Vault.release`."""
 
     what: str
     theta: Vector
     matrix: Matrix
     radius: float
     sigma: float
+    centre: Vector = []
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -39,7 +39,7 @@ from sfumato.access.wire import PASSING
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost, OwnerRefused
 from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State, accepts
 from sfumato.kernel.reference import Advance
-from sfumato.model import Model
+from sfumato.model import Model, derivatives
 from sfumato.vault.lattice import choose_gamma
 
 Array: TypeAlias = Any
@@ -262,9 +262,12 @@ class Rounds:
 
     # -- the pilot ------------------------------------------------------------------------------------------------
 
-    def release(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float) -> np.ndarray:
+    def release(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray | None = None
+    ) -> np.ndarray:  # fmt: skip
         """Noisy sum of vectors over all owners, with noise sigma in all; each owner adds its share."""
         query_id, self._released = f"{self._run_id}/pilot/{self._released}", self._released + 1
+        middle = np.zeros(derivatives.size(what, self._model.dim)) if centre is None else np.asarray(centre, float)
 
         def ask(door: Door, number: int) -> np.ndarray:
             question = Release(
@@ -273,14 +276,12 @@ class Rounds:
                 matrix=np.asarray(matrix, float).tolist(),
                 radius=float(radius),
                 sigma=float(sigma * self.shares[number] ** 0.5),
+                centre=middle.tolist(),
             )
-            from sfumato.model import derivatives
-
-            size = derivatives.size(what, self._model.dim)
-            reply = checked(door.name, query_id, door.ask(query_id, question), size, 1, None)
+            reply = checked(door.name, query_id, door.ask(query_id, question), len(middle), 1, None)
             return np.array(reply.numbers, np.int64).astype(np.float64) * reply.gamma
 
-        return np.asarray(np.sum(self.each(ask), axis=0))
+        return np.asarray(np.sum(self.each(ask), axis=0) + self.n * middle)
 
     def pass_over(self) -> None:
         """One release of the pilot is known already: the next one has the next query id."""

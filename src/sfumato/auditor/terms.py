@@ -15,7 +15,7 @@ import numpy as np
 
 from sfumato.access.questions import Release
 from sfumato.kernel import Kernel, Langevin, ReferenceLangevin
-from sfumato.model.derivatives import vector_function
+from sfumato.model.derivatives import KINDS, vector_function
 from sfumato.planner.synthetic import Batch
 from sfumato.study import Study
 
@@ -42,13 +42,14 @@ class Terms:
         self._clamped = clamped and not study.bounds.proven  # a proven range cuts nothing
 
     def pilot(self, question: Release, batch: Batch) -> np.ndarray:
-        """Vectors of a pilot's question, shortened to its radius: shape (record, k)."""
+        """Vectors of a pilot's question, cut to the ball around its centre: shape (record, k)."""
         with jax.enable_x64(True):
             point = jnp.asarray(question.theta), jnp.asarray(question.matrix)
             values = np.asarray(self._vectors[question.what](*point, batch))
-        values = np.where(np.isfinite(values).all(axis=1, keepdims=True), values, 0.0)
-        length = np.linalg.norm(values, axis=1, keepdims=True)
-        return values * np.minimum(1.0, question.radius / np.maximum(length, 1e-300))
+        centre = np.asarray(question.centre) if question.centre else np.zeros(values.shape[1])
+        away = np.where(np.isfinite(values).all(axis=1, keepdims=True), values - centre, 0.0)
+        length = np.linalg.norm(away, axis=1, keepdims=True)
+        return centre + away * np.minimum(1.0, question.radius / np.maximum(length, 1e-300))
 
     def first(self, batch: Batch) -> np.ndarray:
         """Vectors of Langevin's first query, the same at every step: (record, d); a walk has none: (record, 0)."""
@@ -73,7 +74,7 @@ class Terms:
             model = self._study.model
             return jax.jit(lambda theta, matrix, batch: jax.vmap(vector_function(what, model, theta, matrix))(batch))
 
-        return {what: vectors(what) for what in ("gradient", "information")}
+        return {what: vectors(what) for what in KINDS}
 
     @cached_property
     def _gradient(self) -> Callable[[Array, Batch], Array]:

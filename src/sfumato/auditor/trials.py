@@ -18,6 +18,7 @@ from sfumato.access.local import Opened
 from sfumato.access.questions import Release
 from sfumato.auditor.terms import Terms
 from sfumato.kernel import Langevin, PublicStream, RandomWalk
+from sfumato.piloting import first_pilot
 from sfumato.planner import Plan
 from sfumato.planner.synthetic import Batch
 from sfumato.run import StopReason
@@ -72,7 +73,8 @@ def rehearse(study: Study, plan: Plan, stage: Stage, pool: Batch, seed: int | No
         Made-up records among which the worst two are looked for.
     """
     opened = Opened(stage, stage.open_account(), None)
-    plan, pilot = sampler._run_pilot(study, plan, opened, plan.kernel, STEPS, None, _silent)
+    pilots = first_pilot(plan.pilot_share, plan.pilot_share)
+    plan, pilot = sampler._run_pilot(study, plan, opened, plan.kernel, STEPS, None, _silent, pilots)
     plan = aim(study, plan, pool)
     chain = sampler._start(study, plan, PublicStream(seed, plan.chains), pilot)
     stage.begin(chain.kernel, plan.sigma, chain.states)
@@ -133,8 +135,8 @@ def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callabl
     for trial, number in enumerate(numbers):
         stage.open_account()
         for answers, question in zip(pilot, rehearsed.pilot, strict=True):
-            theta, matrix = np.array(question.theta), np.array(question.matrix)
-            answers.append(stage.release(question.what, theta, matrix, question.radius, question.sigma))
+            theta, matrix, centre = (np.array(part) for part in (question.theta, question.matrix, question.centre))
+            answers.append(stage.release(question.what, theta, matrix, question.radius, question.sigma, centre))
         stream = PublicStream(rehearsed.chain.stream.seed + 1 + number, rehearsed.plan.chains)
         chain = replace(rehearsed.chain, stream=stream, parts=[], steps=0, spent=0)
         stage.again(chain.states)

@@ -32,6 +32,7 @@ ENDINGS: dict[type[errors.SfumatoError], Ending] = {
     errors.Unsupported: Ending("unsupported", INVALID),
     errors.InvalidInput: Ending("invalid-input", INVALID),
     errors.PlanTooWeak: Ending("plan-too-weak", TOO_WEAK),
+    errors.NotArrived: Ending("not-arrived", TOO_WEAK),
     errors.OwnerLost: Ending("owner-lost", OWNER),
     errors.OwnerRefused: Ending("owner-refused", OWNER),
     errors.BadAnswer: Ending("bad-answer", OWNER),

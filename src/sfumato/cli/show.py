@@ -57,9 +57,11 @@ def plan(made: "Plan", name: str) -> None:
     """Show a plan, and what to make of it."""
     heading(f"Plan: {name}")
     facts(made.rows())
-    if made.weak:
+    if made.hopeless:
         console().print(Text("\n  Too weak: the forecast says that the chain cannot mix.", style="bold red"))
         paragraph(advice(made))
+    elif made.weak:
+        console().print(Text("\n  Weak if the parameters are near there; the pilot will tell.", style="yellow"))
 
 
 def audit(found: "Audit", name: str) -> None:

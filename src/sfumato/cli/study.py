@@ -45,12 +45,12 @@ def plan(
             **file.options(PLAN_OPTIONS),
         )  # fmt: skip
     if as_json:
-        endings.write_json({"ok": not made.weak, "study": file.name, "plan": made.to_dict()})
+        endings.write_json({"ok": not made.hopeless, "study": file.name, "plan": made.to_dict()})
     else:
         from sfumato.cli import show
 
         show.plan(made, file.name)
-    raise typer.Exit(endings.TOO_WEAK if made.weak else endings.FINE)
+    raise typer.Exit(endings.TOO_WEAK if made.hopeless else endings.FINE)
 
 
 def run(

@@ -11,23 +11,35 @@ from sfumato.model.base import Model
 
 Array: TypeAlias = Any
 
+KINDS = ("gradient", "information", "outer")
+"""Vectors that a pilot may ask sums of."""
+
 
 def size(what: str, dim: int) -> int:
     """How many coordinates a vector of this kind has."""
-    return {"gradient": dim, "information": dim * (dim + 1) // 2}[_known(what)]
+    return dim if _known(what) == "gradient" else dim * (dim + 1) // 2
 
 
 def vector_function(what: str, model: Model, theta: Array, matrix: Array) -> Callable[[Mapping[str, Array]], Array]:
-    r"""Function record -> its whitened gradient or information.
+    r"""Function record -> its whitened gradient, information, or outer product.
 
-    "gradient" is :math:`A^\top \nabla\ell`; "information" the upper triangle of :math:`-A^\top \nabla^2\ell\, A` with
-    off-diagonal entries times :math:`\sqrt 2`, so that Euclidean length is Frobenius norm.
+    With the score :math:`g = A^\top \nabla\ell`, "gradient" is g itself; "information" is the upper triangle of
+    :math:`-A^\top \nabla^2\ell\, A`, and "outer" that of :math:`gg^\top`, both with off-diagonal entries times
+    :math:`\sqrt 2`, so that Euclidean length is Frobenius norm. Under the model the last two have one mean.
     """
     _known(what)
+    gradient = jax.grad(model.log_likelihood)
     if what == "gradient":
-        return lambda record: matrix.T @ jax.grad(model.log_likelihood)(theta, record)
+        return lambda record: matrix.T @ gradient(theta, record)
     rows, columns = np.triu_indices(model.dim)
     weight = np.where(rows == columns, 1.0, 2.0**0.5)
+    if what == "outer":
+
+        def outer(record: Mapping[str, Array]) -> Array:
+            score = matrix.T @ gradient(theta, record)
+            return score[rows] * score[columns] * weight
+
+        return outer
     hessian = jax.hessian(model.log_likelihood)
     return lambda record: -(matrix.T @ hessian(theta, record) @ matrix)[rows, columns] * weight
 
@@ -47,6 +59,6 @@ def matrix_to_triangle(matrix: np.ndarray) -> np.ndarray:
 
 
 def _known(what: str) -> str:
-    if what not in ("gradient", "information"):
-        raise InvalidInput(f'a vector release is "gradient" or "information", got {what!r}.')
+    if what not in KINDS:
+        raise InvalidInput(f"a vector release is one of {', '.join(KINDS)}, got {what!r}.")
     return what

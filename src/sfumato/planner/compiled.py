@@ -24,6 +24,12 @@ def prior_draws(model: Model) -> np.ndarray:
 
 
 @lru_cache(maxsize=_KEPT)
+def prior_density(model: Model) -> Callable[[Array], Array]:
+    """Function theta -> log prior density."""
+    return hastily(model.log_prior)
+
+
+@lru_cache(maxsize=_KEPT)
 def prior_derivatives(model: Model) -> Callable[[Array], tuple[Array, Array]]:
     """Function theta -> gradient and hessian of the log prior."""
     return hastily(lambda theta: (jax.grad(model.log_prior)(theta), jax.hessian(model.log_prior)(theta)))
@@ -47,14 +53,14 @@ def scores(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
     return hastily(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
 
 
-@lru_cache(maxsize=2 * _KEPT)
-def lengths(model: Model, what: str) -> Callable[[Array, Array, Mapping[str, Array]], Array]:
-    """Function (theta, matrix, records) -> length of each record's whitened vector."""
+@lru_cache(maxsize=3 * _KEPT)
+def vectors(model: Model, what: str) -> Callable[[Array, Array, Mapping[str, Array]], Array]:
+    """Function (theta, matrix, records) -> each record's whitened vector: what a pilot asks sums of."""
 
-    def one(theta: Array, matrix: Array, record: Mapping[str, Array]) -> Array:
-        return jnp.linalg.norm(vector_function(what, model, theta, matrix)(record))
+    def each(theta: Array, matrix: Array, batch: Mapping[str, Array]) -> Array:
+        return jax.vmap(vector_function(what, model, theta, matrix))(batch)
 
-    return hastily(jax.vmap(one, (None, None, 0)))
+    return hastily(each)
 
 
 @lru_cache(maxsize=_KEPT)

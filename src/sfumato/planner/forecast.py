@@ -6,10 +6,9 @@ A step of length s along a column of D (:math:`DD^\top = \Sigma`) has sensitivit
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from sfumato.kernel import Componentwise, Guided, Kernel, Langevin, RandomWalk, 
 from sfumato.kernel.walks import GUIDED_SPREAD
 from sfumato.model import Model
 from sfumato.planner import compiled, efficiency, synthetic, truncated
+from sfumato.planner.reach import Search, diameter
 from sfumato.sensitivity.reference import Reference
 
 Array: TypeAlias = Any
@@ -104,9 +104,10 @@ def assumed_picture(
     centre: np.ndarray,
     example: synthetic.Batch | None,
     origin: str,
+    spread: float = 1.0,
 ) -> Picture:
     """Posterior covariance from the information of made-up (or public example) records at the centre."""
-    batch = synthetic.uniform(model, domain, centre) if example is None else example
+    batch = synthetic.uniform(model, domain, centre, spread=spread) if example is None else example
     information = n * mean_information(model, centre, batch) + prior_precision(model, centre)
     return Picture(centre, safe_inverse(information), origin)
 
@@ -161,29 +162,14 @@ def mean_square_width(range_: Any) -> WidthSquare:
     return apply
 
 
-def limit_ess(
-    model: Model, domain: Mapping[str, Domain], picture: Picture, mu: float, near: Reference | None = None
-) -> float:
+def limit_ess(model: Model, domain: Mapping[str, Domain], picture: Picture, mu: float, *, climb: bool = True) -> float:
     r"""One-shot limit :math:`ESS^* = \mu^2 / \sup\lVert A^\top(S(x) - S(y))\rVert^2`, S the score at the centre.
 
-    The supremum is the proven diameter where there is one (within a percent or two), else that of made-up corner records.
+    The supremum is searched for: two records attain it, so no proof that is loose makes the limit look smaller than it is.
     """
     root = np.linalg.cholesky(picture.covariance)
-    if near is not None and near.possible:
-        with suppress(Unsupported):  # gradients without a bound there: that is for a kernel that needs them to say
-            return float(mu**2 / near.at(picture.centre, root).gradients.diameter ** 2)
-    batches = [
-        synthetic.extreme(domain),
-        synthetic.extreme(domain, seed=1),
-        synthetic.uniform(model, domain, picture.centre),
-    ]
-    score = compiled.scores(model)
-    scores = np.concatenate([np.asarray(score(jax.device_put(picture.centre), b)) for b in batches]) @ root
-    scores = scores[np.isfinite(scores).all(axis=1)]
-    scores = np.unique(np.round(scores, 12), axis=0)
-    furthest = scores[np.argsort(-np.linalg.norm(scores - scores.mean(0), axis=1))[:400]]
-    square = ((furthest[:, None] - furthest[None]) ** 2).sum(-1).max()
-    return float(mu**2 / max(square, 1e-300))
+    scores = Search(model, [domain], climb=climb).vectors("gradient", picture.centre, root)
+    return float(mu**2 / max(diameter(scores) ** 2, 1e-300))
 
 
 def family_limit_ess(family: Family, model: Model, picture: Picture, mu: float) -> float:
@@ -191,6 +177,13 @@ def family_limit_ess(family: Family, model: Model, picture: Picture, mu: float) 
     jacobian = hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(picture.centre))
     root = np.asarray(jacobian) @ np.linalg.cholesky(picture.covariance)
     return float(mu**2 / max(family.known_diameter(root) ** 2, 1e-300))
+
+
+class Chosen(NamedTuple):
+    """Kernels that came into question, the best forecast first; and those that did not, with the reason."""
+
+    choices: list[Choice]
+    missing: dict[str, str]
 
 
 def choose(
@@ -203,20 +196,22 @@ def choose(
     max_iterations: int,
     near: "tuple[Reference, Model] | None" = None,
     truncate: float | None = None,
-) -> list[Choice]:
+) -> Chosen:
     """Tune every kernel that comes into question for the budget; the best forecast first."""
     names = [Guided.name, Componentwise.name, RandomWalk.name] if kernel == "auto" else [kernel]
     width_square = mean_square_width(range_)
     if truncate is not None:
-        return [_tune_truncated(truncate, width_square, picture, mu, chains, max_iterations)]
+        return Chosen([_tune_truncated(truncate, width_square, picture, mu, chains, max_iterations)], {})
     best = [_tune(name, width_square, picture, mu, chains, max_iterations) for name in names if name != Langevin.name]
+    missing: dict[str, str] = {}
     if near is not None and kernel in ("auto", Langevin.name):
         try:
             best.append(choose_reference(*near, picture, mu, chains=chains, max_iterations=max_iterations))
-        except Unsupported:
+        except Unsupported as error:
             if kernel == Langevin.name:
                 raise
-    return sorted(best, key=lambda choice: -choice.ess)
+            missing[Langevin.name] = str(error)
+    return Chosen(sorted(best, key=lambda choice: -choice.ess), missing)
 
 
 def _tune(
@@ -313,13 +308,14 @@ def choose_copies(family: Family, picture: Picture, mu: float, *, chains: int, m
 
 
 TRUST = 10.0
-"""Radius of the trust region beyond the root of d, in posterior standard deviations: the mass outside is far below 1e-12."""
+"""Radius of the trust region beyond the root of d and twice the centre's error, in posterior standard deviations: the mass
+outside is far below 1e-12."""
 
 
 def reference_kernel(model: Model, picture: Picture, matrix: np.ndarray, step: float) -> ReferenceLangevin:
     """Langevin around the centre of a picture: J is its precision less that of the prior."""
     information = positive(safe_inverse(picture.covariance) - prior_precision(model, picture.centre))
-    trust = len(picture.centre) ** 0.5 + TRUST
+    trust = len(picture.centre) ** 0.5 * (1 + 2 * picture.error) + TRUST
     return ReferenceLangevin(matrix, step, model.log_prior, picture.centre, information, trust)
 
 

@@ -1,13 +1,17 @@
-r"""The pilot: a few paid releases that find the start, the scale and the preconditioner.
+r"""The pilot: a few paid releases that find the start, the scale and the preconditioner, or say that they have not.
 
-Noisy Newton steps. In coordinates whitened by the current guess of the posterior covariance, :math:`A A^\top = \Sigma`,
-one record's score is short, so a little noise protects it; the posterior's own standard deviation is one, so the same
-noise hardly matters. Early steps are cheap and rough; then the information is released once; the last steps, with most
-of the pilot's budget, place the start. Everything here is post-processing of what `Release` returned, so no exactness
-is at stake: a bad pilot costs efficiency, never correctness.
+Private damped Newton steps. In coordinates whitened by the current guess of the posterior covariance, :math:`AA^\top =
+\Sigma`, one record's score is short, so a little noise protects it, and its information is shorter still. Far from the mode a
+rough gradient is enough. So the pilot climbs a *ladder*: it begins with gradients that cost next to nothing and follows them
+until they are no longer than their noise; then it asks for one that is twice as precise; the last rung has most of the budget.
+
+Everything here is post-processing of what `Release` returned, so no exactness is at stake. But a chain that starts nowhere is
+worth nothing, so the last gradient is a test as well: it was not used to move to where it was asked, and `Piloted.arrived`
+says whether it is as short as it should be.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,37 +20,70 @@ from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.derivatives import triangle_to_matrix
 from sfumato.planner import compiled, forecast, synthetic
+from sfumato.planner.arrival import is_noise, noise_length, upper_limit
+from sfumato.planner.reach import Search
 
 Array: TypeAlias = Any
-Release: TypeAlias = Callable[[str, np.ndarray, np.ndarray, float, float], np.ndarray]
-"""(what, theta, whitening matrix, radius, sigma) -> noisy sum: `Vault.release`, here or over a wire."""
+Release: TypeAlias = Callable[..., np.ndarray]
+"""(what, theta, whitening matrix, radius, sigma, centre) -> noisy sum: `Vault.release`, here or over a wire."""
 
-Schedule: TypeAlias = tuple[tuple[str, float], ...]
-SCHEDULE: Schedule = (
-    ("gradient", 0.06),
-    ("gradient", 0.06),
-    ("gradient", 0.10),
-    ("information", 0.14),
-    ("gradient", 0.22),
-    ("gradient", 0.42),
-)
-"""Releases and their shares of the pilot's budget."""
-PLACING = 0.74
-"""Share of the pilot that places the centre: what its first two steps say from afar is not counted on."""
-FAMILY_SCHEDULE = (("gradient", 0.1), ("gradient", 0.3), ("gradient", 0.6))
-"""The same for a family in its natural parameter, whose information does not depend on the data."""
-_RADIUS_MARGIN = 1.0 + 2.0**-10
+LADDER = (0.003, 0.012, 0.048, 0.15)
+"""Shares of the pilot's budget that gradients cost on the rungs before the last, which has the rest."""
+LAST_INFORMATION = 0.14
+"""Share for the information on the last rung: it is what the chain is tuned by."""
+PLACING = 0.6
+"""Share of the pilot that places the centre when nothing goes wrong."""
+PLACED = 0.6
+"""Posterior standard deviations: a centre rougher than this is worth more than the planned share, if there is more."""
+FORGIVEN = 3.0
+"""Posterior standard deviations, root mean square, that theta* may be off: what a chain's trust region forgives."""
+_KEPT_BACK = 0.45  # of the budget, for the last rung: rough steps may not use it up
+_STEPS = 60  # gradients at the most
+_CLEAR = 0.25  # spectral noise of the whitened information that rough steps pay for
+_LAST_CLEAR = 0.02  # the same for the chain's own tuning: a better one would not show
+_ROUGH_INFORMATION = 0.03  # share of the budget that rough information costs, at the most
+_LEAST = 0.001  # share of the budget that any release costs: less would save nothing
+_BENDS = 4.0  # factor by which a step may change the information along it
+_KINKED = 0.3  # information over outer products on made-up records, where it is less the program has kinks
+_MARGIN = 1.0 + 2.0**-10
 _FAR = 6.0  # posterior standard deviations, root mean square: from further away a gradient says nothing of the mode
 _BENT = 0.25  # of the noise: a Newton step may miss by so much, because the log posterior is no parabola, and still be heard
 _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave the region the prior believes in
 
 
 class Piloted(NamedTuple):
-    """What the pilot found and what it released."""
+    """What the pilot found, what it released, and whether it is where it wanted to be.
+
+    `off_by`: upper limit (99 %) of the distance of the centre from the mode, root mean square over coordinates, in posterior
+    standard deviations. `arrived`: the limit is within what a chain forgives, and the last gradient is no surprise. `spent`: mu
+    squared, all releases together.
+    """
 
     picture: forecast.Picture
     releases: list[dict[str, Any]]
-    last_move: float
+    arrived: bool
+    off_by: float
+    spent: float
+
+
+class Answered(NamedTuple):
+    """A noisy gradient of the log posterior, where it was asked, and a root of its noise's covariance."""
+
+    theta: np.ndarray
+    gradient: np.ndarray
+    noise: np.ndarray
+
+
+class Looked(NamedTuple):
+    """A noisy gradient in whitened coordinates: the way to the mode in posterior standard deviations, and its noise."""
+
+    way: np.ndarray
+    sigma: float
+
+    @property
+    def square(self) -> float:
+        """Squared length."""
+        return float(self.way @ self.way)
 
 
 def run_pilot(
@@ -56,68 +93,250 @@ def run_pilot(
     start: np.ndarray,
     mu_squared: float,
     release: Release,
-    schedule: Schedule = SCHEDULE,
+    *,
+    known: bool = False,
+    covariance: np.ndarray | None = None,
     bound: float = np.inf,
     others: Sequence[Mapping[str, Domain]] = (),
+    most: float | None = None,
 ) -> Piloted:
-    """Find centre and covariance of the posterior for `mu_squared` of budget.
+    """Find centre and covariance of the posterior for `mu_squared` of budget, or a little more if that is not enough.
 
     Parameters
     ----------
     start
-        Public start: the guess, or the prior's median.
+        Public start: the guess, or a point of the prior.
     mu_squared
-        What the pilot may spend, all releases together.
+        What the pilot is planned to spend, all releases together.
     release
         The vault's vector answer.
+    known
+        Whether the information follows from the parameter alone: a family in its natural parameter.
+    covariance
+        Of the posterior, as the plan assumes it at the start: for the first whitening. From made-up records by default.
     bound
         Largest coordinate the owners answer for: a step beyond ends on the edge of that box.
     others
         Domains of further owners, where they differ: what their records may say is not cut off either.
+    most
+        What the pilot may spend if `mu_squared` would leave the centre too rough, or did not get there; as much by default.
     """
-    theta, prior_sd = np.clip(start, -bound, bound), _prior_sd(model)
-    released: list[dict[str, Any]] = []
-    information: np.ndarray | None = None
-    moved, roughness = np.inf, 0.0
-    answered: list[Answered] = []
-    for what, share in schedule:
-        batch = synthetic.uniform(model, domain, theta)
-        precision = _precision(model, n, theta, batch, information)
-        root = np.linalg.cholesky(forecast.safe_inverse(precision))
-        radius = _radius(what, model, domain, theta, root, batch)
-        for other in others:
-            radius = max(radius, _radius(what, model, other, theta, root, synthetic.uniform(model, other, theta)))
-        sigma = 2 * radius * _RADIUS_MARGIN / (share * mu_squared) ** 0.5
-        answer = release(what, theta, root, radius, sigma)
-        released.append(
-            {"what": what, "theta": theta.tolist(), "sigma": sigma, "radius": radius, "answer": answer.tolist()}
+    limit = 1.0 if most is None else max(most / mu_squared, 1.0)
+    asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), limit)
+    guide = _Guide(model, domain, n, bound, known)
+    point = guide.enter(np.clip(start, -bound, bound), covariance)
+    return _placed(asker, guide, _climb(asker, guide, point))
+
+
+# -- asking -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Asker:
+    """Asks for sums and keeps the account: shares of the planned budget, up to `limit` of it."""
+
+    model: Model
+    n: int
+    mu_squared: float
+    release: Release
+    search: Search
+    limit: float = 1.0
+    spent: float = 0.0
+    released: list[dict[str, Any]] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
+
+    def ask(
+        self, what: str, theta: np.ndarray, root: np.ndarray, share: float, clear: float = 0.0
+    ) -> tuple[np.ndarray, float]:
+        """A noisy sum for a share of the budget, or for less if noise of `clear` costs less; and its noise."""
+        reach = self.search.reach(what, theta, root)
+        width = 2 * reach.radius * _MARGIN
+        sigma = max(width / (share * self.mu_squared) ** 0.5, min(clear, width / (_LEAST * self.mu_squared) ** 0.5))
+        share = (width / sigma) ** 2 / self.mu_squared
+        answer = self.release(what, theta, root, reach.radius, sigma, reach.centre)
+        self.spent += share
+        self.released.append(
+            {"what": what, "theta": theta.tolist(), "sigma": sigma, "radius": reach.radius, "answer": answer.tolist()}
         )
-        if what == "information":
-            information, roughness = _information(answer, root, sigma)
-            continue
-        slope = np.asarray(compiled.prior_derivatives(model)(theta)[0])
-        answered.append(Answered(theta, np.linalg.solve(root.T, answer) + slope, np.linalg.inv(root).T * sigma))
-        step = answer + root.T @ slope
-        move = _bounded(root @ step, prior_sd)
-        theta, moved = _inside(model, theta, move), float(np.linalg.norm(step)) / len(step) ** 0.5
-        theta = np.clip(theta, -bound, bound)
-    batch = synthetic.uniform(model, domain, theta)
-    covariance = forecast.safe_inverse(_precision(model, n, theta, batch, information))
-    trusted = _straight(answered, theta, _bends(model, n, theta, batch), covariance)
-    placed, error = _place(trusted, covariance)
-    last = answered[-1].theta
-    theta = np.clip(_inside(model, last, _bounded(placed - last, prior_sd)), -bound, bound)
-    batch = synthetic.uniform(model, domain, theta)
-    covariance = forecast.safe_inverse(_precision(model, n, theta, batch, information))
-    return Piloted(forecast.Picture(theta, covariance, "the pilot's releases", error, roughness), released, moved)
+        return answer, sigma
+
+    def last(self, point: "_Point") -> float:
+        """Share for the last gradient: what the plan has left, or more if that would leave the centre too rough."""
+        reach = self.search.reach("gradient", point.theta, point.root)
+        enough = (2 * reach.radius * _MARGIN / PLACED) ** 2 / self.mu_squared
+        return float(min(max(1 - self.spent, enough, _LEAST), self.limit - self.spent))
+
+    def gradient(self, theta: np.ndarray, root: np.ndarray, share: float) -> Looked:
+        """The way to the mode, and its noise."""
+        answer, sigma = self.ask("gradient", theta, root, share)
+        slope = np.asarray(compiled.prior_derivatives(self.model)(theta)[0])
+        noise = np.linalg.inv(root).T * sigma
+        self.answered.append(Answered(theta, np.linalg.solve(root.T, answer) + slope, noise))
+        return Looked(answer + root.T @ slope, sigma)
 
 
-class Answered(NamedTuple):
-    """A noisy gradient of the log posterior, where it was asked, and a root of its noise's covariance."""
+# -- moving -------------------------------------------------------------------------------------------------------------
+
+
+class _Point(NamedTuple):
+    """Where the pilot is: the parameter, the information it believes in, and how far that may be off (whitened).
+
+    `reached`: variance, in every whitened coordinate, of the gradient that led here.
+    """
 
     theta: np.ndarray
-    gradient: np.ndarray
-    noise: np.ndarray
+    information: np.ndarray
+    root: np.ndarray
+    roughness: float
+    reached: float = 0.0
+
+
+@dataclass
+class _Guide:
+    """Knows the model, and no record: where to go from a gradient, and how far."""
+
+    model: Model
+    domain: Mapping[str, Domain]
+    n: int
+    bound: float
+    known: bool
+
+    def enter(self, theta: np.ndarray, covariance: np.ndarray | None) -> _Point:
+        """The start, with what the plan assumes there."""
+        if covariance is None:
+            return self.at(theta, self.made_up(theta), np.inf)
+        prior = forecast.prior_precision(self.model, theta)
+        return self.at(theta, forecast.positive(forecast.safe_inverse(covariance) - prior), np.inf)
+
+    def at(self, theta: np.ndarray, information: np.ndarray, roughness: float, reached: float = 0.0) -> _Point:
+        """A point and its whitening matrix."""
+        precision = forecast.positive(information + forecast.prior_precision(self.model, theta))
+        root = np.linalg.cholesky(forecast.safe_inverse(precision))
+        return _Point(theta, information, root, roughness, reached)
+
+    def made_up(self, theta: np.ndarray) -> np.ndarray:
+        """Information of as many made-up records."""
+        batch = synthetic.uniform(self.model, self.domain, theta)
+        return np.asarray(self.n * forecast.mean_information(self.model, theta, batch))
+
+    def kind(self, theta: np.ndarray) -> str:
+        """How information is asked for: as outer products where second derivatives do not tell it (a kink).
+
+        On records that the model itself makes both have one mean; where the Hessian's is much smaller, it misses something.
+        """
+        if self.model.observations is None and self.model.sample_records is None:
+            return "information"
+        batch = synthetic.uniform(self.model, self.domain, theta)
+        eye = np.eye(self.model.dim)
+        hessian, outer = (
+            triangle_to_matrix(np.nanmean(np.asarray(compiled.vectors(self.model, what)(theta, eye, dict(batch))), 0), len(eye))
+            for what in ("information", "outer")
+        )  # fmt: skip
+        white = np.linalg.inv(np.linalg.cholesky(forecast.positive(outer)))
+        return "information" if np.linalg.eigvalsh(white @ hessian @ white.T)[0] > _KINKED else "outer"
+
+    def move(self, point: _Point, looked: Looked) -> _Point:
+        """Take a Newton step, shortened where the information is rough or changes along the way."""
+        share = 1 / (1 + min(point.roughness, 1.0))
+        way = _bounded(point.root @ looked.way, _prior_sd(self.model)) * share
+        way = way * self._straight_for(point.theta, way)
+        theta = np.clip(_inside(self.model, point.theta, way), -self.bound, self.bound)
+        return self.at(theta, point.information, point.roughness, looked.sigma**2)
+
+    def _straight_for(self, theta: np.ndarray, way: np.ndarray) -> float:
+        """How much of a step may be taken before the made-up records' information along it changes by a factor."""
+        size = float(np.linalg.norm(way))
+        if not size > 0:
+            return 1.0
+
+        def along(share: float) -> float:
+            there = _inside(self.model, theta, share * way)
+            batch = synthetic.uniform(self.model, self.domain, there)
+            mean = np.asarray(compiled.information(self.model)(there, dict(batch)))
+            value = float(way @ mean @ way) / size**2
+            prior = float(way @ forecast.prior_precision(self.model, there) @ way) / size**2
+            return max(self.n * value, 0.0) + prior
+
+        here, share = along(0.0), 1.0
+        for _ in range(12):
+            there = along(share)
+            if here / _BENDS <= there <= here * _BENDS:
+                break
+            share /= 2
+        return share
+
+
+def _climb(asker: _Asker, guide: _Guide, point: _Point) -> _Point:
+    """Follow gradients, rung after rung, until one of the last rung is no longer than its noise or the budget is used."""
+    dim, rung, moved = len(point.theta), 0, True
+    for _ in range(_STEPS):
+        share = LADDER[rung]
+        if asker.spent + share + _ROUGH_INFORMATION > asker.limit - _KEPT_BACK:
+            break
+        if moved:
+            point = _informed(asker, guide, point)
+        looked = asker.gradient(point.theta, point.root, share)
+        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, dim)
+        # Even a gradient that is hardly longer than its noise is worth following if it is longer than noise on average.
+        moved = looked.square > looked.sigma**2 * dim
+        if moved:
+            point = guide.move(point, looked)
+        if quiet:
+            rung += 1
+            if rung == len(LADDER):
+                break
+    return point
+
+
+def _informed(asker: _Asker, guide: _Guide, point: _Point) -> _Point:
+    """The same point with the information released there, for as little as makes it clear enough to step by."""
+    if guide.known:
+        return guide.at(point.theta, guide.made_up(point.theta), 0.0, point.reached)
+    return _with_information(asker, guide, point, _ROUGH_INFORMATION, _CLEAR)[0]
+
+
+def _with_information(asker: _Asker, guide: _Guide, point: _Point, share: float, clear: float) -> tuple[_Point, float]:
+    """The same point with the information released there: for the share, or less if it is clear for less; and its roughness."""
+    spectral = (2 * len(point.theta)) ** 0.5  # of a symmetric matrix with noise one in every entry
+    answer, sigma = asker.ask(guide.kind(point.theta), point.theta, point.root, share, clear / spectral)
+    information, rough = _information(answer, point.root, sigma)
+    return guide.at(point.theta, information, sigma * spectral, point.reached), rough
+
+
+# -- the last rung --------------------------------------------------------------------------------------------------------
+
+
+def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
+    """Spend the rest: information for the chain, then the gradient that tests and places."""
+    dim, rough = len(point.theta), 0.0
+    while True:
+        if guide.known:
+            point = guide.at(point.theta, guide.made_up(point.theta), 0.0, point.reached)
+        else:
+            share = min(LAST_INFORMATION, (asker.limit - asker.spent) / 4)
+            point, rough = _with_information(asker, guide, point, share, _LAST_CLEAR)
+        looked = asker.gradient(point.theta, point.root, asker.last(point))
+        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, dim)
+        if quiet or asker.limit - asker.spent < _KEPT_BACK:
+            break
+        point = guide.move(point, looked)  # a surprise, and there is budget to look again
+    centre, error = _centre(asker, guide, point)
+    # What is left: the noise of the placing gradients, and what the last step missed if the information is off.
+    missed = min(point.roughness, 1.0) * upper_limit(looked.square, looked.sigma, dim)
+    off_by = (noise_length(error, dim) + missed) / dim**0.5
+    final = guide.at(centre, guide.made_up(centre) if guide.known else point.information, 0.0)
+    picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
+    return Piloted(picture, asker.released, bool(quiet and off_by <= FORGIVEN), off_by, asker.spent * asker.mu_squared)
+
+
+def _centre(asker: _Asker, guide: _Guide, point: _Point) -> tuple[np.ndarray, float]:
+    """Where all gradients from nearby put the mode together, and its error."""
+    covariance, last = point.root @ point.root.T, asker.answered[-1]
+    batch = synthetic.uniform(guide.model, guide.domain, point.theta)
+    bends = _bends(guide.model, guide.n, point.theta, batch)
+    placed, error = _place(_straight(asker.answered, point.theta, bends, covariance), covariance)
+    move = _bounded(placed - last.theta, _prior_sd(guide.model))
+    return np.clip(_inside(guide.model, last.theta, move), -guide.bound, guide.bound), error
 
 
 def _place(answered: list[Answered], covariance: np.ndarray) -> tuple[np.ndarray, float]:
@@ -136,7 +355,8 @@ def _place(answered: list[Answered], covariance: np.ndarray) -> tuple[np.ndarray
 
 def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.ndarray], np.ndarray]:
     """Function theta -> how far a Newton step from there misses the mode, were the records the made-up ones."""
-    made_up = forecast.safe_inverse(_precision(model, n, mode, batch, None))
+    information = n * forecast.mean_information(model, mode, batch) + forecast.prior_precision(model, mode)
+    made_up = forecast.safe_inverse(forecast.positive(information))
 
     def slope(theta: np.ndarray) -> np.ndarray:
         scores = np.asarray(compiled.scores(model)(theta, dict(batch)))
@@ -178,29 +398,6 @@ def _inside(model: Model, theta: np.ndarray, move: np.ndarray) -> np.ndarray:
     return theta
 
 
-def _precision(model: Model, n: int, theta: np.ndarray, batch: Any, information: np.ndarray | None) -> np.ndarray:
-    """Posterior precision: from the released information once there is one, from made-up records before."""
-    if information is None:
-        information = n * forecast.mean_information(model, theta, batch)
-    return forecast.positive(information + forecast.prior_precision(model, theta))
-
-
-def _radius(
-    what: str, model: Model, domain: Mapping[str, Domain], theta: np.ndarray, root: np.ndarray, batch: Mapping[str, Any]
-) -> float:
-    """How long one record's whitened vector gets: over corner records and usual ones, but no more than thrice the usual.
-
-    Corners alone would do for gradients of a GLM; but where tails are heavy the corners say least (a Student-t's information is
-    largest in its middle), and what most records say would be cut.
-    """
-    length = compiled.lengths(model, what)
-    corners = np.asarray(length(theta, root, synthetic.extreme(domain)))
-    usual = np.asarray(length(theta, root, dict(batch)))
-    typical = np.nanmax(usual)
-    largest = np.nanmax(np.where(np.isfinite(corners), corners, typical))
-    return float(max(min(max(largest, typical), 3 * typical), 1e-12))
-
-
 def _information(answer: np.ndarray, root: np.ndarray, sigma: float) -> tuple[np.ndarray, float]:
     r"""Undo the whitening; give how rough the result is, too: the expected norm of what is wrong with it.
 
@@ -208,8 +405,9 @@ def _information(answer: np.ndarray, root: np.ndarray, sigma: float) -> tuple[np
 
     .. math:: \bar w I + \max\{0,\ 1 - (p - 2)\sigma^2/\lVert W - \bar w I\rVert^2\}\,(W - \bar w I),
 
-    p the free numbers: much where made-up records already had the right shape, hardly where they had not. Directions in
-    which noise drowned the signal keep a modest positive information.
+    p the free numbers: much where made-up records already had the right shape, hardly where they had not. A direction in which
+    the Hessian is negative, as far from the mode of a scale, keeps its absolute curvature; one in which noise drowned the
+    signal keeps a modest positive one.
     """
     dim = len(root)
     whitened = triangle_to_matrix(answer, dim)
@@ -218,7 +416,7 @@ def _information(answer: np.ndarray, root: np.ndarray, sigma: float) -> tuple[np
     keep = 1.0 if free <= 2 else max(0.0, 1 - (free - 2) * sigma**2 / max(apart, 1e-300))
     whitened = level + keep * (whitened - level)
     values, vectors = np.linalg.eigh(whitened)
-    values = np.maximum(values, min(0.5, max(0.05, sigma * dim**0.5)))
+    values = np.maximum(np.abs(values), min(0.5, max(0.02, sigma * dim**0.5)))
     inverse = np.linalg.inv(root)
     rough = sigma * (1 + free * keep + 2 * (1 - keep)) ** 0.5  # Stein's own estimate of the loss, and the level's
     return np.asarray(inverse.T @ ((vectors * values) @ vectors.T) @ inverse), rough

@@ -60,6 +60,11 @@ class Plan:
         Every kernel that came into question with its share of the limit, the best first: why this one.
     truncate
         Bound on every coordinate's move, if the random walk was asked to keep one.
+    band
+        10th and 90th percentile of the forecast over what is not known before the pilot: parameters from the prior (and the
+        guess), covariates that fill all of their domain or a third of it. None after the pilot.
+    missing
+        Kernels that do not come into question, each with the reason.
     copy_sigma
         Langevin on a family over owners one has to wait for: noise in each coordinate of the second copies that
         corrections are made from; `sigma` is then what the noise of a correction will be on average. Else 0.
@@ -85,6 +90,8 @@ class Plan:
     considered: tuple[tuple[str, float], ...] = ()
     truncate: float | None = None
     copy_sigma: float = 0.0
+    band: tuple[float, float] | None = None
+    missing: tuple[tuple[str, str], ...] = ()
 
     @property
     def share_of_limit(self) -> float:
@@ -96,6 +103,11 @@ class Plan:
         """Whether the forecast says the chain cannot mix."""
         return self.forecast_ess < ENOUGH_ESS * self.chains
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether that is so for most parameters of the prior: then nothing is spent to find out."""
+        return (self.forecast_ess if self.band is None else self.band[1]) < ENOUGH_ESS * self.chains
+
     def build_kernel(self) -> Kernel:
         """The walk, ready to run."""
         if self.truncate is not None:
@@ -103,8 +115,8 @@ class Plan:
         return forecast.KERNELS[self.kernel](self.matrix, self.step)
 
     def refuse_if_weak(self) -> None:
-        """Raise `PlanTooWeak`, with the numbers and three ways out."""
-        if not self.weak:
+        """Raise `PlanTooWeak`, with the numbers and three ways out; before the pilot only if there is no hope."""
+        if not self.hopeless:
             return
         epsilon, n = self._would_do()
         raise PlanTooWeak(
@@ -143,7 +155,8 @@ class Plan:
             ("noise", self._noise()),
             ("chains", f"{self.chains} x about {self.iterations:,} iterations"),
             ("forecast", f"{self.forecast_ess:.3g} effective draws, {self.share_of_limit:.0%} of the one-shot limit"),
-            *([("because", self._because())] if len(self.considered) > 1 else []),
+            *([("perhaps", self._perhaps(self.band))] if self.band is not None else []),
+            *([("because", self._because())] if len(self.considered) > 1 or self.missing else []),
             ("rests on", "; ".join(self.assumptions)),
             *(("owner", _owner_row(owner)) for owner in self.owners),
         ]
@@ -158,8 +171,13 @@ class Plan:
             return f"the largest of any owner; together they are worth one owner with mu = {self.mu:.4g}"
         return f"mu = {self.mu:.4g} of the cap"
 
+    def _perhaps(self, band: tuple[float, float]) -> str:
+        low, high = (f"{end:,.3g}" if end < 1000 else f"{end:,.0f}" for end in band)
+        return f"{low} to {high} draws for most parameters of the prior; the pilot will tell"
+
     def _because(self) -> str:
-        return "share of the limit: " + ", ".join(f"{name} {share:.0%}" for name, share in self.considered)
+        shares = "share of the limit: " + ", ".join(f"{name} {share:.0%}" for name, share in self.considered)
+        return "; ".join([shares, *(f"no {name}: {_first_sentence(reason)}" for name, reason in self.missing)])
 
     def table(self) -> str:
         """The plan as plain text; a weak one ends with a line that says so, and what would do."""
@@ -169,6 +187,10 @@ class Plan:
         """Whoever only plans must not learn from `sample` that it was for nothing."""
         if not self.weak:
             return []
+        if not self.hopeless:
+            return [
+                ("weak", f"fewer than {ENOUGH_ESS * self.chains:g} draws if theta is near there; the pilot will tell")
+            ]
         epsilon, n = self._would_do()
         words = f"sample refuses this plan: it needs {ENOUGH_ESS * self.chains:g} effective draws ({ENOUGH_ESS:g} a chain); "
         return [("too weak", f"{words}epsilon of about {epsilon:.2g} would do, or about {n:,} records")]
@@ -184,8 +206,21 @@ class Plan:
         out |= {"owners": [dict(owner) for owner in self.owners]} if self.owners else {}
         out |= {"truncate": self.truncate} if self.truncate is not None else {}
         out |= {"copy_sigma": self.copy_sigma} if self.copy_sigma else {}
-        out |= {"considered": [list(pair) for pair in self.considered]}
-        return out | {"assumptions": list(self.assumptions), "weak": self.weak, "matrix": self.matrix.tolist()}
+        out |= {
+            "considered": [list(pair) for pair in self.considered],
+            "missing": [list(pair) for pair in self.missing],
+        }
+        out |= {"band": list(self.band)} if self.band is not None else {}
+        return out | {
+            "assumptions": list(self.assumptions),
+            "weak": self.weak,
+            "hopeless": self.hopeless,
+            "matrix": self.matrix.tolist(),
+        }
+
+
+def _first_sentence(text: str) -> str:
+    return text.split(". ", maxsplit=1)[0].rstrip(".")
 
 
 def _owner_row(owner: Mapping[str, Any]) -> str:
@@ -261,12 +296,35 @@ def make_plan(
         study, _after_pilot(study, picture, mu, share), assumptions, mu, 1 - share,
         max_iterations=max_iterations, pilot_share=share, **counts,
     )  # fmt: skip
+    band = _band(study, n, centre, shown, mu, guess is not None)
     if plan.kernel != Langevin.name and pilot_share is None and share != PILOT_SHARE and not study.natural:
         plan = _assemble(
             study, picture, assumptions, mu, 1 - PILOT_SHARE, max_iterations=max_iterations, pilot_share=PILOT_SHARE,
             **counts,
         )  # fmt: skip
-    return plan
+    low, high = (end * plan.share_of_limit for end in band)
+    return replace(plan, band=(min(low, plan.forecast_ess), max(high, plan.forecast_ess)))
+
+
+BAND_DRAWS = 8
+BAND_SPREADS = (1.0, 1 / 3)
+
+
+def _band(
+    study: Study, n: int, centre: np.ndarray, shown: synthetic.Batch | None, mu: float, guessed: bool
+) -> tuple[float, float]:
+    """10th and 90th percentile of the one-shot limit over parameters from the prior and ways covariates may lie."""
+    model, domain = study.model, study.domain
+    draws = compiled.prior_draws(model)[:: len(compiled.prior_draws(model)) // BAND_DRAWS][:BAND_DRAWS]
+    whole = shown is not None or model.sample_records is not None  # records are not made from the domain
+    limits = []
+    with jax.enable_x64(True):
+        for theta in [*draws, *([centre] if guessed else [])]:
+            for spread in (1.0,) if whole else BAND_SPREADS:
+                picture = forecast.assumed_picture(model, domain, n, theta, shown, "", spread)
+                limits.append(forecast.limit_ess(model, domain, picture, mu, climb=False))
+    low, high = np.quantile(limits, [0.1, 0.9])
+    return float(low), float(high)
 
 
 def _best_share(
@@ -290,7 +348,7 @@ def _after_pilot(study: Study, picture: forecast.Picture, mu: float, share: floa
     if study.near is None or study.natural or share == 0 or not study.near.possible:
         return picture
     with jax.enable_x64(True):
-        limit = forecast.limit_ess(study.model, study.domain, picture, mu, study.near)
+        limit = forecast.limit_ess(study.model, study.domain, picture, mu)
     return replace(picture, error=(PLACING * share * limit) ** -0.5)
 
 
@@ -366,6 +424,7 @@ def _assemble(
     truncate: float | None,
     ahead: bool,
 ) -> Plan:
+    missing: dict[str, str] = {}
     with jax.enable_x64(True):
         left = mu * share**0.5
         if study.family is not None and uses_langevin(study, kernel):
@@ -376,21 +435,34 @@ def _assemble(
                 else forecast.choose_langevin(study.family, study.model, n, picture, left, **limits)
             ]
         else:
-            choices = forecast.choose(
+            choices, missing = forecast.choose(
                 study.bounds.range, picture, left, kernel=kernel, chains=chains, max_iterations=max_iterations,
                 near=_near(study, kernel), truncate=truncate,
             )  # fmt: skip
-        if study.family is not None and knows_information(study):
+            missing |= _no_langevin(study, kernel)
+        if study.family is not None and knows_information(study) and study.family.exact_diameter:
             limit = forecast.family_limit_ess(study.family, study.model, picture, mu)
         else:
-            limit = forecast.limit_ess(study.model, study.domain, picture, mu, study.near)
+            limit = forecast.limit_ess(study.model, study.domain, picture, mu)
+    limit = max(limit, choices[0].ess)  # what a kernel gets, records attain
     choice, considered = choices[0], tuple((c.kernel, c.ess / limit) for c in choices)
     return Plan(
         kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=chains, n=n,
         epsilon=float(epsilon), delta=float(delta), mu=mu, pilot_share=pilot_share, forecast_ess=choice.ess,
         limit_ess=limit, assumptions=assumptions, picture=picture, matrix=choice.matrix, family=study.family is not None,
-        considered=considered, truncate=truncate, copy_sigma=choice.copy_sigma,
+        considered=considered, truncate=truncate, copy_sigma=choice.copy_sigma, missing=tuple(missing.items()),
     )  # fmt: skip
+
+
+def _no_langevin(study: Study, kernel: str) -> dict[str, str]:
+    """Why Langevin does not come into question, where it would be looked at."""
+    if kernel != "auto":
+        return {}
+    if study.near is None:
+        reason = "its bounds are proven, and the sensitivity here is stated" if study.family is None else ""
+    else:
+        reason = study.near.why_not
+    return {Langevin.name: reason} if reason else {}
 
 
 def _near(study: Study, kernel: str) -> tuple[Reference, Model] | None:
@@ -422,4 +494,11 @@ def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, 
     nudge = 1e-4 * np.std(draws, axis=0)
     if guess is not None:
         return theta_of(model, guess, "guess") + nudge, "the guess given"
-    return np.median(draws, axis=0) + nudge, "the prior's median"
+    median = np.median(draws, axis=0)
+    density = compiled.prior_density(model)
+    if density(jax.device_put(median)) >= np.median([density(jax.device_put(draw)) for draw in draws[::20]]):
+        return median + nudge, "the prior's median"
+    # Where parameters hang together (a banana, a simplex) no draw need be near the vector of their medians.
+    scale = np.maximum(np.std(draws, axis=0), 1e-300)
+    far = np.abs(draws[:, None] - draws[None, ::10]) / scale
+    return draws[int(np.argmin(far.mean(axis=(1, 2))))] + nudge, "a point in the middle of the prior"

@@ -23,13 +23,26 @@ SIZE = 2048
 """Made-up records in a batch: always as many, so that nothing is compiled twice."""
 
 
-def uniform(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size: int = SIZE, seed: int = 0) -> Batch:
-    """Draw records from the model at theta; or, where it cannot, covariates from the domain and outcomes from the model."""
+def uniform(
+    model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size: int = SIZE, seed: int = 0, spread: float = 1.0
+) -> Batch:
+    """Draw records from the model at theta; or, where it cannot, covariates from the domain and outcomes from the model.
+
+    `spread`: part of the domain, about its middle, that continuous covariates fill.
+    """
     if model.sample_records is not None:
         return model.sample_records(jax.device_put(theta), jax.random.key(seed), size)
     rng = np.random.default_rng(seed)
-    batch = {name: as_model_input(d, d.sample(rng, size)) for name, d in domain.items()}
+    batch = {name: as_model_input(d, _drawn_in(d, d.sample(rng, size), spread)) for name, d in domain.items()}
     return with_outcomes(model, domain, theta, batch, seed)
+
+
+def _drawn_in(column: Domain, values: np.ndarray, spread: float) -> np.ndarray:
+    """Values drawn towards the middle of a continuous domain; codes and counts stay."""
+    if column.discrete or spread == 1.0:
+        return values
+    middle = (column.lo + column.hi) / 2
+    return np.asarray(middle + spread * (values - middle))
 
 
 def given(domain: Mapping[str, Domain], example: Any) -> Batch:

@@ -56,11 +56,16 @@ class Reference:
     @property
     def possible(self) -> bool:
         """Whether the model can be bounded at all."""
+        return not self.why_not
+
+    @property
+    def why_not(self) -> str:
+        """Why the model cannot be bounded; empty where it can."""
         try:
             self.check()
-        except Unsupported:
-            return False
-        return True
+        except Unsupported as error:
+            return str(error)
+        return ""
 
     @cached_property
     def _anchors(self) -> Any:

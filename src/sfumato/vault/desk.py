@@ -283,13 +283,14 @@ class Desk:
         theta = _matrix("theta", [asked.theta], 1, dim)[0]
         matrix = _matrix("matrix", asked.matrix, dim, dim)
         size = derivatives.size(asked.what, dim)
+        centre = moments.check_centre(np.asarray(asked.centre, np.float64), size)
         gamma = lattice.choose_gamma(sigma, self.n)
         moments.check_fits(self.n, radius, gamma)
         moved = 2 * radius * moments.ROUNDING + gamma * size**0.5
 
         def answer() -> Answer:
             noise = self._noise(sigma / gamma, size).draw(size)
-            total = self._engine.vector(asked.what, theta, matrix, radius, gamma)
+            total = self._engine.vector(asked.what, theta, matrix, centre, radius, gamma)
             return Answer(gamma, (total + noise).tolist(), [moved], _YES)
 
         return _Quote(cost_quanta((moved / sigma) ** 2), answer), size

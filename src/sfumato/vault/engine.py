@@ -133,8 +133,10 @@ class Engine(Protocol):
         """
         ...
 
-    def vector(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, gamma: float) -> np.ndarray:
-        """Integer sum of shortened gradients or informations."""
+    def vector(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, centre: np.ndarray, radius: float, gamma: float
+    ) -> np.ndarray:
+        """Integer sum of a pilot's vectors, each less the centre and cut to the radius."""
         ...
 
     def statistic(self, question: LangevinQuestion) -> np.ndarray:
@@ -283,12 +285,16 @@ class LocalEngine:
 
     # -- vectors --------------------------------------------------------------------------------------------------
 
-    def vector(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, gamma: float) -> np.ndarray:
-        """Integer sum of shortened gradients or informations."""
+    def vector(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, centre: np.ndarray, radius: float, gamma: float
+    ) -> np.ndarray:
+        """Integer sum of a pilot's vectors, each less the centre and cut to the radius."""
         with jax.enable_x64(True):
             study = self._study
             run = self._build(what, lambda: moments.compile_sum(what, study.model, study.domain, self._precision))
-            return np.asarray(run(self._held(), *(jnp.asarray(x, jnp.float64) for x in (theta, matrix, radius, gamma))))
+            return np.asarray(
+                run(self._held(), *(jnp.asarray(x, jnp.float64) for x in (theta, matrix, centre, radius, gamma)))
+            )
 
     def statistic(self, question: LangevinQuestion) -> np.ndarray:
         """Integer sum of whitened statistics, less the middle of their range."""

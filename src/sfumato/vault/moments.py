@@ -1,15 +1,18 @@
 r"""Sums of vectors over records: the gradient and the information at a point, on the lattice.
 
-Used by the pilot, whose releases need to be private but not exact: each record's vector is shortened to a ball of
-stated radius, rounded to the lattice coordinate by coordinate, and summed in 64-bit integers.
+Used by the pilot, whose releases need to be private but not exact: each record's vector is cut to a ball of stated centre
+and radius, rounded to the lattice coordinate by coordinate, and summed in 64-bit integers. What is summed is the vector
+less the centre: both are public, so whoever asked adds n times the centre again.
 """
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
@@ -31,14 +34,25 @@ SMALLEST = 2.0**-100
 
 def compile_sum(
     what: str, model: Model, domain: Mapping[str, Domain], precision: str
-) -> Callable[[Rows, Array, Array, Array, Array], Array]:
-    """Build the function (records, theta, matrix, radius, gamma) -> integer sum of shortened, rounded vectors."""
+) -> Callable[[Rows, Array, Array, Array, Array, Array], Array]:
+    """Build the function (records, theta, matrix, centre, radius, gamma) -> integer sum of cut, rounded vectors.
 
-    def block_sum(block: Rows, theta: Array, matrix: Array, radius: Array, gamma: Array) -> Array:
+    It is compiled once for a model on a domain: a second pilot, with other parameters and matrices, compiles nothing.
+    """
+    return _compiled(what, model, tuple(sorted(domain.items())), precision)
+
+
+@lru_cache(maxsize=32)
+def _compiled(
+    what: str, model: Model, columns: tuple[tuple[str, Domain], ...], precision: str
+) -> Callable[[Rows, Array, Array, Array, Array, Array], Array]:
+    domain = dict(columns)
+
+    def block_sum(block: Rows, theta: Array, matrix: Array, centre: Array, radius: Array, gamma: Array) -> Array:
         vector = vector_function(what, model, theta.astype(precision), matrix.astype(precision))
 
         def one(record: Mapping[str, Array]) -> Array:
-            value = vector(record).astype(jnp.float64)
+            value = vector(record).astype(jnp.float64) - centre
             value = jnp.where(jnp.all(jnp.isfinite(value)), value, 0.0)
             short = jnp.round(jnp.clip(shortened(value, radius) / gamma, -TERM_LIMIT, TERM_LIMIT)).astype(jnp.int64)
             most = jnp.ceil(radius * ROUNDING / gamma).astype(jnp.int64)
@@ -66,6 +80,16 @@ def check_asked(radius: float, sigma: float) -> None:
     for name, number in (("radius", radius), ("sigma", sigma)):
         if not (math.isfinite(number) and SMALLEST <= number <= 1 / SMALLEST):
             raise InvalidInput(f"{name} must lie between {SMALLEST:.2g} and {1 / SMALLEST:.2g}, got {number}.")
+
+
+def check_centre(centre: np.ndarray | None, size: int) -> np.ndarray:
+    """The centre of the ball that vectors are cut to, as an array; the origin where none is given."""
+    if centre is None or len(centre) == 0:
+        return np.zeros(size)
+    given = np.asarray(centre, np.float64)
+    if given.shape != (size,) or not np.all(np.abs(given) <= 1 / SMALLEST):
+        raise InvalidInput(f"the centre of a release must be {size} finite numbers, got shape {given.shape}.")
+    return given
 
 
 def check_fits(n: int, radius: float, gamma: float) -> None:

@@ -112,9 +112,11 @@ class PartedEngine:
         """One call for both where there is one part, and few rows in it."""
         return self._parts[0].priced_ratio(price, asked) if len(self._parts) == 1 else None
 
-    def vector(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, gamma: float) -> np.ndarray:
-        """Integer sum of shortened gradients or informations."""
-        return self._sum(lambda part: part.vector(what, theta, matrix, radius, gamma))
+    def vector(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, centre: np.ndarray, radius: float, gamma: float
+    ) -> np.ndarray:
+        """Integer sum of a pilot's vectors, each less the centre and cut to the radius."""
+        return self._sum(lambda part: part.vector(what, theta, matrix, centre, radius, gamma))
 
     def statistic(self, question: LangevinQuestion) -> np.ndarray:
         """Integer sum of whitened statistics, less the middle of their range."""

@@ -63,9 +63,11 @@ class RayEngine:
         """No: actors are asked once the price is known, and paid."""
         return None
 
-    def vector(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, gamma: float) -> np.ndarray:
-        """Integer sum of shortened gradients or informations."""
-        return self._shards.sum(self._name, "vector", what, theta, matrix, radius, gamma)
+    def vector(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, centre: np.ndarray, radius: float, gamma: float
+    ) -> np.ndarray:
+        """Integer sum of a pilot's vectors, each less the centre and cut to the radius."""
+        return self._shards.sum(self._name, "vector", what, theta, matrix, centre, radius, gamma)
 
     def statistic(self, question: LangevinQuestion) -> np.ndarray:
         """Integer sum of whitened statistics, less the middle of their range."""

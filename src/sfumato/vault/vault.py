@@ -105,20 +105,23 @@ class Vault:
 
     # -- vectors: the pilot ---------------------------------------------------------------------------------------
 
-    def release(self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float) -> np.ndarray:
-        r"""Noisy sum over records of a whitened gradient or information, each record's term cut to a ball.
+    def release(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray | None = None
+    ) -> np.ndarray:  # fmt: skip
+        r"""Noisy sum over records of a whitened vector, each record's term cut to a ball.
 
         Parameters
         ----------
         what
-            "gradient": :math:`A^\top \nabla\ell`; "information": the upper triangle of
-            :math:`-A^\top \nabla^2\ell\, A`, off-diagonal entries times :math:`\sqrt 2`.
+            "gradient", "information" or "outer": see `model.derivatives.vector_function`.
         theta, matrix
             Where, and A.
         radius
-            Terms longer than this are shortened to it: private always, a small bias for a pilot if it is chosen badly.
+            Terms further than this from the centre are moved to it: private always, a bias for a pilot if it is chosen badly.
         sigma
             Noise per coordinate.
+        centre
+            Of the ball; the origin by default. Public: it costs nothing and may shorten the radius.
 
         Notes
         -----
@@ -126,6 +129,7 @@ class Vault:
         """
         moments.check_asked(radius, sigma)
         size = derivatives.size(what, self._model.dim)
+        middle = moments.check_centre(centre, size)
         gamma = lattice.choose_gamma(sigma, self.n)
         moments.check_fits(self.n, radius, gamma)
         moved = 2 * radius * moments.ROUNDING + gamma * size**0.5
@@ -136,9 +140,9 @@ class Vault:
             fresh = what not in self._sums
             if fresh:
                 self._sums[what] = moments.compile_sum(what, self._model, self._domain, self._precision)
-            point = (np.asarray(x, np.float64) for x in (theta, matrix, radius, gamma))
+            point = (np.asarray(x, np.float64) for x in (theta, matrix, middle, radius, gamma))
             total = self._sums[what](self._records, *point)
-            answer = (np.asarray(total) + noise).astype(np.float64) * gamma
+            answer = (np.asarray(total) + noise).astype(np.float64) * gamma + self.n * middle
         block.settle(charge)
         if fresh:
             trim(code=self._large)

@@ -1,0 +1,130 @@
+"""From a plan to a start: one pilot after another until one arrives, for one table and for several owners alike.
+
+A pilot that has not arrived stops its run before the chain spends (`NotArrived`). With a checkpoint the run goes on from
+there: `resume(..., guess=...)` or `resume(..., pilot_share=...)` adds a pilot to the list in the run's terms.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sfumato.checkpoint import Checkpoint
+from sfumato.domain import Domain
+from sfumato.errors import InvalidInput, NotArrived
+from sfumato.model.base import theta_of
+from sfumato.pilotlog import PilotLog
+from sfumato.planner import Plan, run_pilot
+from sfumato.planner.forecast import Picture
+from sfumato.planner.plan import PILOT_SHARE, knows_information
+from sfumato.study import Study
+
+_ROOM = 0.999  # of the share that a pilot asks for: charges are rounded up
+
+
+class Found(NamedTuple):
+    """What the pilots found, and what a run keeps of them."""
+
+    picture: Picture
+    about: dict[str, Any]
+
+
+def first_pilot(share: float, asked: float | None) -> list[dict[str, Any]]:
+    """The list of pilots of a new run: one, with what is planned for it and what it may use at the most."""
+    most = share if asked is not None or share == 0 else max(share, PILOT_SHARE)
+    return [{"share": share, "most": most, "start": None}]
+
+
+class Again(NamedTuple):
+    """What the analyst says to a run whose pilot did not arrive: see `sfumato.resume`."""
+
+    guess: Mapping[str, Any] | None = None
+    share: float | None = None
+
+    def check_needed(self, terms: Mapping[str, Any]) -> None:
+        """Refuse words that would not be heard: the pilot has arrived, and its chain is what goes on."""
+        if "plan" in terms and not (self.guess is None and self.share is None):
+            raise InvalidInput(
+                "guess= and pilot_share= are for a run whose pilot did not arrive, and the pilot of this one has; leave them out."
+            )
+
+    def pilots(self, study: Study, terms: Mapping[str, Any], kept: Checkpoint) -> list[dict[str, Any]]:
+        """The run's list of pilots; with one more, durably, if the analyst said anything."""
+        pilots = [dict(pilot) for pilot in terms["pilots"]]
+        if self.guess is None and self.share is None:
+            return pilots
+        if self.share is not None and not 0 < self.share < 1:
+            raise InvalidInput(
+                f"pilot_share must lie between 0 and 1, got {self.share!r}; it is a share of the whole budget."
+            )
+        start = None if self.guess is None else theta_of(study.model, self.guess, "guess").tolist()
+        share = pilots[-1]["most"] if self.share is None else self.share
+        pilots.append({"share": share, "most": share, "start": start})
+        kept.update_terms(pilots=pilots)
+        return pilots
+
+
+def find_start(
+    study: Study,
+    plan: Plan,
+    release: PilotLog,
+    pilots: Sequence[Mapping[str, Any]],
+    *,
+    bound: float = np.inf,
+    others: Sequence[Mapping[str, Domain]] = (),
+) -> Found:
+    """Run the pilots of the list until one arrives.
+
+    Parameters
+    ----------
+    release
+        Asks, and knows the answers of pilots that ran before the process was killed.
+    bound, others
+        See `planner.pilot.run_pilot`.
+    """
+    picture, spent = plan.picture, 0.0
+    releases: list[dict[str, Any]] = []
+    for pilot in pilots:
+        if pilot["start"] is not None:
+            picture = replace(picture, centre=np.array(pilot["start"]))
+        with jax.enable_x64(True):
+            found = run_pilot(
+                study.model, study.domain, plan.n, picture.centre, _ROOM * pilot["share"] * plan.mu**2, release,
+                known=knows_information(study), covariance=picture.covariance, bound=bound, others=others,
+                most=_ROOM * pilot["most"] * plan.mu**2,
+            )  # fmt: skip
+        picture, releases, spent = found.picture, releases + found.releases, spent + found.spent / plan.mu**2
+        if found.arrived:
+            break
+    about = {"releases": releases, "share": spent, "arrived": found.arrived, "off_by": found.off_by}
+    return Found(picture, about | {"error": picture.error, "lost": release.lost})
+
+
+def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint | None) -> None:
+    """Stop before the chain spends if the pilot has not arrived.
+
+    Raises
+    ------
+    NotArrived
+        With what is left, and how to go on.
+    """
+    if about.get("arrived", True):
+        return
+    spent = about["share"]
+    go_on = (
+        f"Go on with sf.resume({str(kept.folder)!r}, data, guess=...) if you know roughly where the parameters are, or with "
+        f"pilot_share={min(2 * spent, 0.5):.2g}"
+        if kept is not None
+        else "Start a new run with a guess= of where the parameters are, or with a larger pilot_share= (checkpoint= would have "
+        "kept this one)"
+    )
+    raise NotArrived(
+        f"a chain starts near the posterior, and the pilot is up to {about['off_by']:.3g} posterior standard deviations off. "
+        f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left. {go_on}; a "
+        "larger epsilon, more records or a tighter domain help too. force=True samples all the same.",
+        off_by=about["off_by"],
+        spent=spent * plan.mu**2,
+        left=(1 - spent) * plan.mu**2,
+    )
