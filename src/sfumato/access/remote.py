@@ -278,10 +278,18 @@ class RemoteDoor:
         say(words)
 
     def _dial(self) -> None:
-        """Connect, open the run, settle the terms: whatever the last connection had."""
+        """Connect, open the run, settle the terms: whatever the last connection had. All of it, or there is no connection."""
         if self._socket is not None:
             return
         self._socket = self._open.enter_context(self._line.dial())
+        try:
+            self._come_back()
+        except BaseException:  # on half a connection the next question would find no run
+            self._hang_up()
+            raise
+
+    def _come_back(self) -> None:
+        """Open the run on a new connection, under its name, and settle its terms again."""
         self._facts = self._exchange(_encoder.encode(self._asked), _facts.decode)
         if (self._facts.epsilon, self._facts.delta) != (self._asked.epsilon, self._asked.delta):
             raise self._nonsense("another promise than was asked for")

@@ -331,6 +331,42 @@ def test_a_pause_holds_answers_back_and_a_patient_client_gets_them(node, alice, 
     door.close()
 
 
+def test_opening_a_run_on_a_paused_node_ends_in_the_nodes_refusal(node, folder, tmp_path):
+    """Nothing of it stays: no connection, no account, no checkpoint folder."""
+    owner = connect(node.url, token=folder[1]["alice"], patience=0.2)
+    opened = node.node.metrics.opened
+    node.node.pause("owner")
+    try:
+        with pytest.raises(OwnerRefused, match="paused") as refused:
+            door_for(owner, folder, run_id="too-early")
+        assert refused.value.code == "paused"
+        with pytest.raises(OwnerRefused, match="paused"):
+            sf.sample(
+                load(folder[0], "coin"), owner, epsilon=1.0, delta=1e-6, checkpoint=tmp_path / "run", progress=False
+            )
+    finally:
+        node.node.resume("owner")
+    assert node.node.metrics.opened == opened and not (tmp_path / "run").exists()
+    until = time.monotonic() + 10
+    while any(session.token.name == "alice" and session._run is None for session in node.node.sessions):
+        assert time.monotonic() < until, "a connection stayed open"
+        time.sleep(0.01)
+
+
+def test_a_line_that_breaks_during_a_pause_is_mended_when_the_pause_ends(node, alice, folder):
+    """A new connection has its run and its terms before anything is asked on it, however long that takes."""
+    _, door = door_for(alice, folder, run_id="broken-pause")
+    door.begin(WALK)
+    first = door.ask("q/0", RATIO)
+    node.node.pause("owner")
+    door._socket._socket.shutdown(2)
+    ending = threading.Timer(0.3, node.node.resume, ("owner",))
+    ending.start()
+    assert door.ask("q/0", RATIO) == first
+    ending.join()
+    door.close()
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True
