@@ -155,6 +155,21 @@ def test_outside_the_owners_box_nobody_is_asked_and_the_statement_says_so(node, 
         door.begin(WALK)
 
 
+def test_a_node_that_answers_in_another_way_is_not_taken_for_the_one_the_run_began_with(node, folder, monkeypatch):
+    """Restarted with another owner.toml: the second half of the chain would be of other records, or less exact."""
+    bob = connect(node.url, token=folder[1]["bob"])
+    _, door = door_for(bob, folder, run_id="other-file", epsilon=1.0)
+    door.close()
+    forget_runs(node.node)
+    file = node.node.file
+    data = msgspec.structs.replace(file.data, outside="clamp", precision="float32")
+    monkeypatch.setattr(node.node, "file", msgspec.structs.replace(file, data=data))
+    with pytest.raises(OwnerRefused, match="outside = 'clamp', precision = 'float32'") as refused:
+        door.begin(WALK)
+    assert refused.value.code == "other-terms"
+    forget_runs(node.node)
+
+
 def test_the_handshake_says_what_is_public_and_no_more(alice, node, folder):
     study = alice.studies["coin"]
     assert (alice.name, study.n, study.domain) == ("St Elsewhere", N, {"y": {"kind": "binary"}})
