@@ -454,13 +454,14 @@ class _Family:
             self._summed = engine.statistic(question)
             self._total = jax.device_put(self._summed)
             width = scalar_width(question)
+        widest = question.widest()
         reach = jax.device_put(engine.n * np.maximum(hi - lo, 1).astype(np.float64)) * terms.proposal_gamma
 
         def price(total: Any, numbers: Any) -> Any:
             asked, direction = unpack(numbers, (bool, (terms.chains,)), (float, (terms.chains, dim)))
             widths = jax.vmap(width)(direction)
             fits = jnp.sum(jnp.abs(direction) * reach, axis=1) / terms.gamma <= lattice.SUM_LIMIT
-            asked = asked & jnp.isfinite(widths) & fits
+            asked = asked & (widths <= widest) & fits  # as in the compiled loop: one stray move does not end the run
             widths = jnp.where(asked, widths, 0.0)
             exact = exact_scalar(question, total, jnp.where(asked[:, None], direction, 0.0))
             return packed(scalar_quanta(widths, asked, terms.sigma), widths, exact, asked)

@@ -73,6 +73,10 @@ class LangevinQuestion:
         """Quanta of one chain's first query."""
         return cost_quanta(self.first_mu_squared())
 
+    def widest(self) -> float:
+        """The width of a second query that is still asked: see `TOO_DEAR`. Public, and the same in both directions of a move."""
+        return float(self.sigma * (TOO_DEAR * self.first_mu_squared()) ** 0.5)
+
 
 def coordinate_ranges(question: LangevinQuestion) -> tuple[np.ndarray, np.ndarray]:
     """Proven integer range of each coordinate of one record's A' S(y), in units of gamma."""
@@ -132,7 +136,7 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
     middle, second_width = (lo + hi) // 2, scalar_width(question)
     shift = jnp.asarray(question.n * middle.astype(np.float64) * gamma)
     first = lattice.first_of_all(question.first_cost(), chains)
-    widest = sigma * (TOO_DEAR * question.first_mu_squared()) ** 0.5
+    widest = question.widest()
     dim = len(middle)
 
     def step(total: Array, states: State, draw: Draw, noise: Array, scalar_noise: Array, left: Array) -> Any:
