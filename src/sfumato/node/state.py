@@ -18,6 +18,7 @@ from sfumato.node import tokens
 from sfumato.node.books import Books
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile
+from sfumato.node.lanes import ANSWERING, BEGINNING, Lane
 from sfumato.node.limits import Bucket, Buckets, Turnstile
 from sfumato.node.logs import Log
 from sfumato.node.metrics import Metrics
@@ -89,6 +90,7 @@ class ActiveRun:
         self.holder: object | None = None  # the session that may ask
         self.away_since = time.monotonic()
         self.chains = 0
+        self._terms: Terms | None = None
         self._copies = 1  # rows that answer for a chain's statistic
         self.closed = False
         self.spent = False  # its end by budget is in the log
@@ -96,11 +98,21 @@ class ActiveRun:
         self._elsewhere = 0  # calls of the desk that are under way on threads
 
     def settle_terms(self, terms: Terms) -> None:
-        """Remember how much work a message is: from public numbers only."""
+        """Remember the terms, and how much work a message is under them: from public numbers only."""
+        self._terms = terms
         self.chains, self._copies = terms.chains, 2 if terms.copies is True else 1
         family = terms.kernel == LANGEVIN and not terms.centre  # its records were summed when terms were settled
         proof = PROOF_TERMS if terms.centre else 0
         self._light = family or (self.desk.here and terms.chains * (self.facts.rows + proof) <= LIGHT_TERMS)
+
+    def settled(self, terms: Terms) -> bool:
+        """Whether these are the terms that the desk has: settling them again changes nothing, and costs nothing."""
+        return terms == self._terms
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is at the desk: closing it would have to wait, and everybody who opens a run with it."""
+        return self._elsewhere > 0
 
     def answers_at_once(self, question: Question) -> bool:
         """Whether a question may be answered in the loop that serves everybody.
@@ -167,6 +179,9 @@ class Node:
         self.runs: dict[str, ActiveRun] = {}
         self.sessions: set[Any] = set()
         self.buckets: dict[str, Bucket] = {}
+        self._beginnings: dict[str, Bucket] = {}
+        self.answering = Lane(ANSWERING, ANSWERING // 2, "sfumato-answer")
+        self.beginning = Lane(BEGINNING, 1, "sfumato-begin")
         self._failures = Buckets(lambda: Bucket(file.limits.failed_logins_per_minute / 60, FAILED_AT_ONCE))
         self._marker = file.place(file.ledger + ".paused")
         self.paused = self._marker.exists()
@@ -232,6 +247,12 @@ class Node:
         """The message rate of one token, over all its connections."""
         return self.buckets.setdefault(name, Bucket(self.limits.messages_per_second))
 
+    def count_beginning(self, name: str) -> None:
+        """Count one settling of terms for a token, which proves and compiles; refuse when there are too many."""
+        rate = self.limits.begins_per_minute
+        if not self._beginnings.setdefault(name, Bucket(rate / 60, rate)).take():
+            raise Refusal("too-fast", f"begin, more than {rate:g} a minute")
+
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def handshake(self, analyst: str) -> Handshake:
@@ -279,7 +300,7 @@ class Node:
         mine = [run for run in self.runs.values() if run.analyst == analyst]
         if len(mine) < self.limits.connections_per_token:
             return
-        away = [run for run in mine if run.holder is None]
+        away = [run for run in mine if run.holder is None and not run.busy]
         if not away:
             raise Refusal("too-many", f"{len(mine)} runs of {analyst}")
         self._close_run(min(away, key=lambda run: run.away_since))
@@ -302,7 +323,7 @@ class Node:
         self.books.journal.fold()
         now = time.monotonic()
         for run in list(self.runs.values()):
-            if run.holder is None and now - run.away_since > AWAY_SECONDS:
+            if run.holder is None and now - run.away_since > AWAY_SECONDS and not run.busy:
                 self._close_run(run)
 
     def sweep(self) -> None:
@@ -349,6 +370,8 @@ class Node:
     def close(self) -> None:
         """Give back what was reserved and not spent, then close the books."""
         self.closing = True
+        for lane in (self.answering, self.beginning):
+            lane.close()
         for run in list(self.runs.values()):
             self._close_run(run)
         self._house.close()

@@ -394,6 +394,8 @@ class _Walk:
         self._dim = study.model.dim
         self.pools = [NoisePool(noise(terms.sigma / terms.gamma, 1))]
         self._price = _ratio_price(study.bounds.range_for(engine.n))
+        # Kept here: others' chains may push it out of the cache, and the next round would compile it again.
+        self._price_alone = _price_alone(self._price, terms.chains, self._dim)
 
     def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if not isinstance(question, Ratio):
@@ -404,7 +406,7 @@ class _Walk:
         asked = Asked(theta, theta_prop, _flags(question.asked, chains), terms.gamma, terms.sigma, covered)
         priced = self._engine.priced_ratio(self._price, asked)
         if priced is None:
-            priced = _price_alone(self._price, chains, dim)(asked, self._engine.n)
+            priced = self._price_alone(asked, self._engine.n)
 
         def answer() -> Answer:
             noise, totals = self.pools[0].numbers(chains), self._totals(asked, priced)

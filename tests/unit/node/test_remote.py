@@ -437,6 +437,53 @@ def test_the_first_ratio_does_not_hold_up_the_others(node, alice, folder, monkey
     door.close()
 
 
+def test_begin_in_a_loop_keeps_nobody_else_waiting_and_ends_by_its_rate(tmp_path, monkeypatch):
+    """Settling terms proves and compiles, for nothing: one at a time for a token, apart from answers, and so many a minute."""
+    from sfumato.vault.desk import Desk
+
+    tokens = prepare(tmp_path, studies=("coin",))
+    file = tmp_path / "owner.toml"
+    file.write_text(file.read_text().replace("begins_per_minute = 100000.0", "begins_per_minute = 12.0"))
+    begin, begun, let_go = Desk.begin, [], threading.Event()
+
+    def slowly(desk, terms):
+        if terms.sigma > 3.0:  # alice's, as if each were a large model's
+            begun.append(terms)
+            assert let_go.wait(60)
+        return begin(desk, terms)
+
+    monkeypatch.setattr(Desk, "begin", slowly)
+    with threaded(tmp_path) as running:
+        hasty = connect(running.url, token=tokens["alice"], patience=0.0)
+        doors = [door_for(hasty, (tmp_path, tokens), run_id=f"loop-{i}", epsilon=1.0)[1] for i in range(12)]
+        wanted = [msgspec.structs.replace(WALK, sigma=4.0 + i) for i in range(12)]
+        loops = [threading.Thread(target=door.begin, args=(terms,)) for door, terms in zip(doors, wanted, strict=True)]
+        for loop in loops:
+            loop.start()
+        until = time.monotonic() + 30
+        while not begun or running.node._beginnings["alice"]._level > 2:  # until (nearly) all of them are with the node
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        bob = connect(running.url, token=tokens["bob"], patience=0.0)
+        _, door = door_for(bob, (tmp_path, tokens), run_id="ordinary", epsilon=1.0)
+        door.begin(WALK)
+        answers = [door.ask(f"q/{i}", RATIO).id for i in range(20)]
+        assert len(answers) == 20 and door.left > 0
+        assert len(begun) == 1 and all(loop.is_alive() for loop in loops)
+        let_go.set()
+        for loop in loops:
+            loop.join(60)
+        assert len(begun) == 12
+        with pytest.raises(OwnerRefused, match="Too many") as refused:
+            for i in range(30):
+                doors[0].begin(msgspec.structs.replace(WALK, sigma=40.0 + i))
+        assert refused.value.code == "too-fast"
+        doors[1].begin(wanted[1])  # terms that are settled already cost nothing: a client may come back at any time
+        door.begin(msgspec.structs.replace(WALK, sigma=2.5))  # nor does the rate concern another analyst
+        for one in (*doors, door):
+            one.close()
+
+
 def test_a_run_goes_on_as_the_analyst_who_began_it(node, folder, tmp_path):
     """Under another token it would have a whole cap of its own, and its statement would promise too much."""
     alice, bob = (connect(node.url, token=folder[1][who]) for who in ("alice", "bob"))
