@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from sfumato.access.questions import Release, Terms, encode
-from sfumato.access.wire import FINE, REFUSED, Ask, Begin, Left, Open, Request
+from sfumato.access.wire import FINE, GOODBYE, REFUSED, Ask, Begin, Left, Open, Request
 from sfumato.errors import BudgetSpent
 from sfumato.node.catalogue import CATALOGUE, CLOSE_CODE, Refusal, body, refusal_of
 from sfumato.node.guard import Message, Receive, Send
@@ -57,6 +57,7 @@ class Session:
         self._bucket = node.bucket(token.name)
         self._run: ActiveRun | None = None
         self._closed = False
+        self._parted = False
         self._idle = False  # waiting for a message, with nothing under way
         self._heard = time.monotonic()
         self._sending: float | None = None
@@ -102,6 +103,7 @@ class Session:
                 message = await self._receive()
                 self._idle = False
                 if message["type"] != "websocket.receive":
+                    self._parted = message.get("code") == GOODBYE
                     break
                 self._heard = time.monotonic()
                 reply = await self._reply(message)
@@ -115,7 +117,7 @@ class Session:
         finally:
             node.sessions.discard(self)
             if self._run is not None:
-                node.leave_run(self._run, self)
+                node.leave_run(self._run, self, parted=self._parted)
 
     async def _reply(self, message: Message) -> bytes:
         try:
@@ -150,8 +152,8 @@ class Session:
         Who opens a run for more than is left is refused, like anyone else who asks for what there is not.
         """
         self.node.metrics.spent[run.study.name] += 1
-        if not run.spent:
-            run.spent = True
+        if run.name not in self.node.ended:
+            self.node.ended.add(run.name)
             self.node.log.event("spent", who=run.analyst, what=f"run {run.opened.run} ends: {refusal.detail[:300]}")
 
     # -- questions ------------------------------------------------------------------------------------------------

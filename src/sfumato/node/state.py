@@ -89,11 +89,11 @@ class ActiveRun:
         )
         self.holder: object | None = None  # the session that may ask
         self.away_since = time.monotonic()
+        self.parted = False  # its client said goodbye, and did not just vanish
         self.chains = 0
         self._terms: Terms | None = None
         self._copies = 1  # rows that answer for a chain's statistic
         self.closed = False
-        self.spent = False  # its end by budget is in the log
         self._light = False
         self._elsewhere = 0  # calls of the desk that are under way on threads
 
@@ -177,6 +177,7 @@ class Node:
         self.turnstile = Turnstile(file.limits.connections, file.limits.connections_per_token)
         self.tick = Tick(file.limits.answer_tick_ms)
         self.runs: dict[str, ActiveRun] = {}
+        self.ended: set[str] = set()  # runs that asked beyond their budget
         self.sessions: set[Any] = set()
         self.buckets: dict[str, Bucket] = {}
         self._beginnings: dict[str, Bucket] = {}
@@ -286,15 +287,28 @@ class Node:
                 facts = msgspec.structs.replace(facts, cap=account.cap, theta_bound=approved.entry.theta_bound)
                 run = ActiveRun(token.name, approved, account.name, desk, facts, asked)
                 self.runs[account.name] = run
-            run.holder = holder
+            run.holder, run.parted = holder, False
         self.metrics.opened += 1
         self.log.event("open", who=token.name, what=f"study {asked.study}, run {asked.run}, epsilon {asked.epsilon:g}")
         return run
 
-    def leave_run(self, run: ActiveRun, holder: object) -> None:
-        """The client is gone; the desk waits a while for it to come back."""
+    def leave_run(self, run: ActiveRun, holder: object, *, parted: bool = False) -> None:
+        """The client is gone, with a goodbye or without; the desk waits a while for it to come back."""
         if run.holder is holder:
-            run.holder, run.away_since = None, time.monotonic()
+            run.holder, run.away_since, run.parted = None, time.monotonic(), parted
+
+    def standing(self, name: str, spent: bool) -> str:
+        """How a run stands, in the console's words.
+
+        "connected"; "away": open, but its analyst has vanished; "budget spent"; "finished": its analyst has closed it, or has
+        not come back in time, and nothing is reserved for it. `spent` says what the ledger knows, also after a restart.
+        """
+        run = self.runs.get(name)
+        if run is not None and run.holder is not None:
+            return "connected"
+        if name in self.ended or (spent and run is None):  # the ledger counts what is reserved for an open run as spent
+            return "budget spent"
+        return "away" if run is not None and not run.parted else "finished"
 
     def _make_room(self, analyst: str) -> None:
         mine = [run for run in self.runs.values() if run.analyst == analyst]

@@ -320,6 +320,53 @@ def test_the_end_of_a_run_by_budget_is_no_refusal_that_an_owner_should_worry_abo
     assert metrics.refusals["budget-spent"] == before["budget-spent"] + 1
 
 
+def test_the_owner_sees_who_was_answered_and_how_every_run_stands(tmp_path):
+    """Who looked in, or was refused, was told nothing; a run that is over is not one whose analyst has vanished."""
+    tokens = prepare(tmp_path, studies=("coin",))
+    with threaded(tmp_path) as running:
+        url, node = running.url, running.node
+        alice, bob = (connect(url, token=tokens[name]) for name in ("alice", "bob"))
+
+        def seen():
+            node.books.journal.fold()
+            return call(f"{url}/api/console/state", tokens["owner"])[1]
+
+        def stands(run, state):
+            until = time.monotonic() + 10
+            while (now := {line["run"]: line["state"] for line in seen()["runs"]}[run]) != state:
+                assert time.monotonic() < until, now
+                time.sleep(0.02)
+
+        with pytest.raises(BudgetSpent):
+            door_for(bob, (tmp_path, tokens), run_id="too-much", epsilon=12.0)
+        assert seen()["analysts"] == 0 and "0 answers to 0 analysts on" in seen()["statement"]
+        _, idle = door_for(bob, (tmp_path, tokens), run_id="opened-only", epsilon=0.5)
+        _, door = door_for(alice, (tmp_path, tokens), run_id="first", epsilon=0.5)
+        door.begin(WALK)
+        door.ask("q/0", RATIO)
+        assert seen()["analysts"] == 1 and "1 answers to 1 analyst on" in seen()["statement"]
+        stands("first", "connected")
+        door._socket._socket.close()  # its machine is switched off
+        stands("first", "away")
+        door.ask("q/0", RATIO)
+        stands("first", "connected")
+        door.close()
+        stands("first", "finished")
+        _, door = door_for(alice, (tmp_path, tokens), run_id="second", epsilon=0.2)
+        door.begin(WALK)
+        with pytest.raises(BudgetSpent):
+            for i in range(10_000):
+                door.ask(f"q/{i}", msgspec.structs.replace(RATIO, theta_prop=[[-0.78]]))
+        door.close()
+        stands("second", "budget spent")
+        idle.close()
+        forget_runs(node)
+        stands("first", "finished")
+        stands("second", "budget spent")
+        node.ended.clear()  # as after a restart: the ledger knows
+        stands("second", "budget spent")
+
+
 def test_a_broken_line_is_mended_and_the_question_asked_again(node, alice, folder):
     _, door = door_for(alice, folder, run_id="broken")
     door.begin(WALK)
