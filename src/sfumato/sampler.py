@@ -5,8 +5,6 @@ before it speaks. Each chunk is made durable (if there is a checkpoint) before i
 """
 
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +26,8 @@ from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost
 from sfumato.families.base import Family
 from sfumato.families.langevin import public_part
 from sfumato.haste import hastily
+from sfumato.interruption import check as check_interrupted
+from sfumato.interruption import until_asked as _interrupts
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.model import Model
 from sfumato.pilotlog import PilotLog
@@ -401,6 +401,7 @@ def _finish(chain: Chain, opened: Opened, terms: Mapping[str, Any], kept: Checkp
 
 def _drive(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick: Tick) -> StopReason:
     """Begin the chains and draw them to their end."""
+    check_interrupted()
     access.begin(chain.kernel, chain.plan.sigma, chain.states)
     return draw(chain, access, limit, kept, tick)
 
@@ -489,27 +490,6 @@ def take_up(chain: Chain, saved: Saved) -> None:
     with jax.enable_x64(True):  # outside of it JAX would halve the precision of the state
         chain.states = State(*(None if part is None else jnp.asarray(part) for part in saved.states))
     chain.stream.skip(chain.kernel, len(saved.transcript["accepted"]))
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a request to stop after the chunk under way; a second one raises as usual."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def on_interrupt(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # -- after the chain --------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from sfumato import sampler
 from sfumato.access.local import Opened
 from sfumato.access.questions import Release
 from sfumato.auditor.terms import Terms
+from sfumato.interruption import check as check_interrupted
+from sfumato.interruption import listening
 from sfumato.kernel import Langevin, PublicStream, RandomWalk
 from sfumato.planner import Plan
 from sfumato.planner.synthetic import Batch
@@ -118,6 +120,7 @@ def typical(rehearsed: Rehearsed) -> Callable[[Batch], np.ndarray]:
     return features
 
 
+@listening()
 def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callable[[int], None]) -> Released:
     """Run the study, once for every number, on the table that is behind the wall: each run with an account of its own.
 
@@ -131,6 +134,7 @@ def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callabl
     pilot: list[list[np.ndarray]] = [[] for _ in rehearsed.pilot]
     steps, firsts = [], []
     for trial, number in enumerate(numbers):
+        check_interrupted()
         stage.open_account()
         for answers, question in zip(pilot, rehearsed.pilot, strict=True):
             theta, matrix = np.array(question.theta), np.array(question.matrix)
