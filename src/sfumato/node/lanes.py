@@ -26,14 +26,14 @@ class Lane:
     """
 
     def __init__(self, threads: int, each: int, name: str) -> None:
-        self._pool, self._each = ThreadPoolExecutor(threads, thread_name_prefix=name), each
+        self._threads, self._each = ThreadPoolExecutor(threads, thread_name_prefix=name), each
         self._turns: dict[str, asyncio.Semaphore] = {}
 
     async def run(self, token: str, call: Callable[[], T]) -> T:
         """Do it on a thread, when it is this token's turn."""
         async with self._turns.setdefault(token, asyncio.Semaphore(self._each)):
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def close(self) -> None:
         """Begin nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)

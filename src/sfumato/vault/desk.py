@@ -54,6 +54,7 @@ from sfumato.vault.langevin import (
 from sfumato.vault.ledger import Account, Block, JournalledAccount
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.packing import pack_lists, packed, unpack, unpacked, x64
+from sfumato.vault.sealed import sealed
 
 ROUNDS_PER_BLOCK = 32
 """Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
@@ -77,6 +78,7 @@ class Answer(NamedTuple):
     answered: list[bool]
 
 
+@sealed("an answer that is not paid for")
 class _Quote(NamedTuple):
     """What a question costs, and how to answer it once it is paid for."""
 
@@ -102,6 +104,7 @@ class _SharedQuestion(LangevinQuestion):
         return self.shared_gamma
 
 
+@sealed("unused noise")
 class Desk:
     """One study's counter in front of one owner's records.
 
@@ -145,12 +148,6 @@ class Desk:
         self._warm: set[type] = set()  # kinds of question this chain has answered
         # A floor on the price of a number keeps their count under the one the lattice slack was stated for.
         self._floor = -(-account.cap // MAX_RELEASES)
-
-    def __repr__(self) -> str:
-        return "<Desk sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Desk is never serialised: it holds unused noise.")
 
     @property
     def n(self) -> int:
@@ -384,6 +381,7 @@ def _read_price(row: Any, chains: int) -> Priced:
     return Priced(charge, *found)
 
 
+@sealed("unused noise")
 class _Walk:
     """Rounds of a walk: one log ratio per chain."""
 
@@ -430,6 +428,7 @@ class _Walk:
             pool.close()
 
 
+@sealed("exact sums and unused noise")
 class _Family:
     """Rounds of Langevin on a family: a statistic, then a correction; or both at once, as two copies of the statistic."""
 
@@ -537,6 +536,7 @@ def _remainder_price(near: Reference, chains: int, dim: int) -> Callable[..., An
     return jax.jit(price)
 
 
+@sealed("exact sums and unused noise")
 class _Near:
     """Rounds of Langevin around a reference point: a noisy gradient there, then second-order scalars."""
 
