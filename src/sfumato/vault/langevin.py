@@ -28,7 +28,7 @@ from sfumato.model import Model
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD, cost_quanta
 from sfumato.vault import lattice, sufficient
 from sfumato.vault.blocks import Rows
-from sfumato.vault.scan import Answered, Transcript
+from sfumato.vault.scan import Answered, Transcript, steps_within
 from sfumato.vault.sufficient import evaluation_error, float_error
 
 Array: TypeAlias = Any
@@ -170,7 +170,7 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
     def run(
         total: Array, states: State, draws: Draw, noise: Array, scalar_noise: Array, limit: Array, allowance: Array
     ) -> Any:
-        size = noise.shape[0]
+        size, most = noise.shape[0], steps_within(limit, draws, noise, scalar_noise)
         blank = Transcript(
             theta=jnp.zeros((size, chains, dim)),
             theta_prop=jnp.zeros((size, chains, dim)),
@@ -181,7 +181,7 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
         statistics = jnp.zeros((size, chains, dim))
 
         def goes_on(carry: Any) -> Array:
-            return carry[-1] & (carry[0] < limit)
+            return carry[-1] & (carry[0] < most)
 
         def body(carry: Any) -> Any:
             i, states, out, stats, spent, needed, _ = carry
