@@ -23,12 +23,17 @@ class _Ear:
         self._before = before
         self.asked = False
         self.patient = False  # the first Ctrl-C waits for the loop
+        self.ending = self.late = False  # one that comes while the handler is taken away waits until it is
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Write Ctrl-C down; then do what it did before, unless that would be lost, or the loop will see to it."""
-        first, self.asked = not self.asked, True
-        if (self.patient and first) or _would_be_lost(frame):
+        first, self.asked, self.late = not self.asked, True, self.ending
+        if self.ending or (self.patient and first) or _would_be_lost(frame):
             return
+        self.act(number, frame)
+
+    def act(self, number: int, frame: FrameType | None) -> None:
+        """Do what Ctrl-C did before."""
         if callable(self._before):
             self._before(number, frame)
         else:
@@ -46,13 +51,18 @@ def listening() -> Iterator[None]:
     if _ear is not None or before in (None, signal.SIG_IGN):
         yield
         return
-    _ear = _Ear(before)
-    signal.signal(signal.SIGINT, _ear.hear)
+    ear = _Ear(before)
     try:
+        signal.signal(signal.SIGINT, ear.hear)
+        _ear = ear
         yield
     finally:
-        _ear = None
-        signal.signal(signal.SIGINT, before)
+        _ear, ear.ending = None, True  # no call before this: between instructions without one no signal is heard
+        signal.signal(
+            signal.SIGINT, before
+        )  # it hears what is pending first, and what raised there would leave the handler
+        if ear.late:
+            ear.act(signal.SIGINT, None)
 
 
 def check() -> None:

@@ -358,6 +358,24 @@ def test_while_chains_are_drawn_one_ctrl_c_is_a_request_and_two_are_an_order(tmp
     assert unraisable == []
 
 
+def test_a_ctrl_c_as_a_run_ends_takes_its_handler_away_all_the_same(monkeypatch):
+    """Python hears pending signals before it changes a handler: raised there, the old one would stay for good."""
+    from sfumato.interruption import check, listening
+
+    before, real = signal.getsignal(signal.SIGINT), signal.signal
+
+    def pressed(number, handler):
+        if handler is before:
+            signal.raise_signal(signal.SIGINT)
+        return real(number, handler)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), listening():
+        patch.setattr(signal, "signal", pressed)
+    assert signal.getsignal(signal.SIGINT) is before
+    with listening():
+        check()  # nothing is left of it
+
+
 def test_an_ignored_ctrl_c_stays_ignored_and_other_threads_leave_it_alone():
     from sfumato.interruption import check, listening, until_asked
 

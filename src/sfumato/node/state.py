@@ -249,10 +249,10 @@ class Node:
         return self.buckets.setdefault(name, Bucket(self.limits.messages_per_second))
 
     def count_beginning(self, name: str) -> None:
-        """Count one settling of terms for a token, which proves and compiles; refuse when there are too many."""
+        """Count a desk that is made for a token, or terms that are settled anew: they read, prove and compile, for nothing."""
         rate = self.limits.begins_per_minute
         if not self._beginnings.setdefault(name, Bucket(rate / 60, rate)).take():
-            raise Refusal("too-fast", f"begin, more than {rate:g} a minute")
+            raise Refusal("too-fast", f"begins, more than {rate:g} a minute")
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -278,6 +278,7 @@ class Node:
         with self._opening:
             run = self.runs.get(account.name)
             if run is None:
+                self.count_beginning(token.name)
                 self._make_room(token.name)
                 desk = self._house.desk(form, account, self.books.journal)
                 facts = facts_of(
