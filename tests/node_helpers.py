@@ -41,6 +41,7 @@ port = {port}
 
 [limits]
 requests_per_second = 10000.0
+begins_per_minute = 100000.0
 {limits}
 """
 MODEL = """

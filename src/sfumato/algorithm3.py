@@ -28,6 +28,8 @@ from jax import lax
 from sfumato.bundle import Bundle
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
+from sfumato.interruption import check as check_interrupted
+from sfumato.interruption import listening, until_asked
 from sfumato.kernel import Draw, Kernel, PublicStream, State, accepts
 from sfumato.model import Model
 from sfumato.noise_aware import check_distinct, from_copies
@@ -242,7 +244,7 @@ def sample_bundles(
     model = family.to_model()
     first = [bundle.used for bundle in bundles]
     pilot_copies, steps = _share_out(bundles, chains, iterations, pilot_share)
-    with ticker(progress) as tick:
+    with listening(), ticker(progress) as tick:
         plan, pilot = _prepare(
             family, model, bundles, pilot_copies, steps * chains, kernel=kernel, chains=chains, guess=guess,
             pilot_share=pilot_share, truncate=truncate,
@@ -251,9 +253,8 @@ def sample_bundles(
             refuse_if_weak(plan)
         question = _question(family, model, bundles, plan)
         states = _starts(model, plan, stream)
-        from sfumato.sampler import _interrupts
-
-        with _interrupts() as interrupted:
+        check_interrupted()
+        with until_asked() as interrupted:
             rows, whole = run_chain(
                 question, states, stream, steps, lambda count: _take(bundles, count), tick=tick, stop=interrupted
             )

@@ -27,9 +27,10 @@ from sfumato.access.bundle import BundleDoor
 from sfumato.access.local import check_room, open_door
 from sfumato.access.questions import PROTOCOL, Facts
 from sfumato.access.rounds import Rounds
+from sfumato.begun import check_goes_on, check_model, common_terms, find_model, promises, stated_domain
 from sfumato.bundle import Bundle
 from sfumato.checkpoint import Checkpoint
-from sfumato.domain import Domain, from_dict
+from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerError
 from sfumato.families.base import Family
 from sfumato.haste import hastily
@@ -268,10 +269,16 @@ def sample_owners(
     limit = _limit(study, wishes)
     share = pilot_fraction(study, wishes.pilot_share)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
-    terms = _terms(model, study, run_id, stream.seed, wishes.chains, kernel, limit) | sampler.NOTED
+    terms: dict[str, Any] = {
+        "run_id": run_id,
+        "seed": stream.seed,
+        "chains": wishes.chains,
+        "kernel": kernel,
+        "limit": limit,
+    }
+    terms |= common_terms(model, study.model.fingerprint(), domain, wishes.sensitivity)
     terms["bundles"] = _bundle_terms(parties, share)
-    terms["sizes"] = {}
-    terms["promises"] = {p.name: [p.epsilon, p.delta] for p in parties if not isinstance(p, Bundle)}
+    terms["promises"] = _promises(parties)
     terms["tables"] = {p.name: p.settings() for p in parties if isinstance(p, Local)}
     terms["analysts"] = _analysts(parties)
     with under_way(kept), ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
@@ -280,8 +287,7 @@ def sample_owners(
             refused.callback(kept.abandon)
         doors = [_open(stack, i, parties, studies, model, terms, kept, tick) for i in range(len(parties))]
         check_agree([door.facts for door in doors], study)
-        terms["sizes"] = {door.name: door.facts.n for door in doors}
-        terms["bounds"] = _bounds(doors)
+        terms["facts"] = {door.name: door.facts.settled() for door in doors}
         table = Table(parties, studies, Rounds(study.model, doors, run_id=run_id))
         stack.callback(table.rounds.close)
         plan = _first_plan(table, wishes, kernel, limit, share)
@@ -289,7 +295,7 @@ def sample_owners(
             plan.refuse_if_weak()
         terms |= {"force": wishes.force, "share": share, "pilots": first_pilot(share, wishes.pilot_share)}
         if kept is not None:
-            settled = {name: terms[name] for name in ("sizes", "bounds", "force", "share", "pilots")}
+            settled = {name: terms[name] for name in ("facts", "force", "share", "pilots")}
             kept.update_terms(first_plan=sampler._plan_terms(plan), shares=table.rounds.shares, **settled)
         refused.pop_all()  # from here on something may be spent: the checkpoint stays
         plan, pilot = _pilot(table, plan, terms, kept, tick)
@@ -365,10 +371,11 @@ def resume_owners(
     progress: bool | Tick | None,
 ) -> Run:
     """Go on with a run over owners: what `sfumato.resume` does with them."""
-    sampler.check_begun(terms, kept)
+    check_goes_on(terms, kept, sensitivity)
     settings = dict(terms["tables"].get(TABLE, {})) if isinstance(data, RayTable) else {}
     settings.pop("own_ledger", None)
-    found = as_owners(data, None, None, ledger, promises=terms["promises"], **settings)
+    promised = {name: (epsilon, delta) for name, (epsilon, delta, _) in promises(terms).items()}
+    found = as_owners(data, None, None, ledger, promises=promised, **settings)
     if found is None:
         raise InvalidInput("this run was started over owners; pass the same list of them.")
     names = [party_name(party) for party in found]
@@ -383,20 +390,18 @@ def resume_owners(
                 f"a run goes on with the ledger and the settings it was started with, and those of {party.name!r} differ: pass "
                 "the same ledger=, outside=, columns= and precision=."
             )
+    _check_promises(found, promised)
     _check_analysts(found, terms)
-    domain = {name: from_dict(spec) for name, spec in terms["domain"].items()}
-    model = model if model is not None else sampler._find_model(terms)
-    studies = _studies(model, found, domain, sensitivity, terms["kernel"])
+    model = model if model is not None else find_model(terms)
+    studies = _studies(model, found, stated_domain(terms), sensitivity, terms["kernel"])
     study = studies[0]
-    if study.model.fingerprint() != terms["model"]:
-        raise CheckpointError("the model is not the one the run was started with; pass the same model=.")
+    check_model(terms, study.model.fingerprint())
     stream = PublicStream(terms["seed"], terms["chains"])
     with ExitStack() as stack, ticker(progress) as tick:
         steps = sum(len(saved.transcript["accepted"]) for saved in kept.read())
         doors = [_open(stack, i, found, studies, model, terms, kept, tick, steps) for i in range(len(found))]
         check_agree([door.facts for door in doors], study)
-        _check_sizes(doors, terms["sizes"])
-        _check_bounds(doors, terms["bounds"])
+        _check_facts(doors, terms["facts"])
         rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=steps)
         stack.callback(rounds.close)
         table = Table(found, studies, rounds)
@@ -414,6 +419,22 @@ def resume_owners(
         if not chain.steps:
             _bring_inside(chain, rounds.theta_bound)
         return _finish(chain, table, terms, kept, tick)
+
+
+def _promises(parties: Sequence[Local | Remote | Bundle]) -> dict[str, list[float]]:
+    """Epsilon, delta and mu of every owner who answers live."""
+    live = [party for party in parties if not isinstance(party, Bundle)]
+    return {party.name: [party.epsilon, party.delta, budget_mu(party.epsilon, party.delta)] for party in live}
+
+
+def _check_promises(parties: Sequence[Local | Remote | Bundle], begun: Mapping[str, tuple[float, float]]) -> None:
+    """Refuse another promise than the run was begun under, also one of the same mu: its statement would be another."""
+    for name, (epsilon, delta, _) in _promises(parties).items():
+        if (epsilon, delta) != begun[name]:
+            raise CheckpointError(
+                f"a run goes on under the promise it was started with, and {name!r} promised {begun[name]}, not "
+                f"{(epsilon, delta)} (epsilon, delta); give the same."
+            )
 
 
 def _analysts(parties: Sequence[Local | Remote | Bundle]) -> dict[str, str]:
@@ -445,26 +466,21 @@ def _check_paid(doors: Sequence[Door]) -> None:
             )
 
 
-def _check_sizes(doors: Sequence[Door], sizes: Mapping[str, int]) -> None:
+def _check_facts(doors: Sequence[Door], begun: Mapping[str, Any]) -> None:
+    """Refuse owners who have other records, or answer for them in another way, than when the run was begun."""
     for door in doors:
-        if door.facts.n != sizes[door.name]:
+        then, now = begun[door.name], door.facts.settled()
+        if now["n"] != then["n"]:
             raise CheckpointError(
-                f"these are not the records the run was started with: {door.name!r} has {door.facts.n:,}, then it had "
-                f"{sizes[door.name]:,}. Resume with the same tables, or start a new run."
+                f"these are not the records the run was started with: {door.name!r} has {now['n']:,}, then it had "
+                f"{then['n']:,}. Resume with the same tables, or start a new run."
             )
-
-
-def _bounds(doors: Sequence[Door]) -> dict[str, float]:
-    """The boxes that owners answer for; who has none is left out."""
-    return {door.name: door.facts.theta_bound for door in doors if np.isfinite(door.facts.theta_bound)}
-
-
-def _check_bounds(doors: Sequence[Door], bounds: Mapping[str, float]) -> None:
-    if (now := _bounds(doors)) != bounds:
-        raise CheckpointError(
-            f"a chain has one target, and it was the posterior within theta_bound {dict(bounds)}; the owners now answer within "
-            f"{now}. Ask them for the old bound, or start a new run."
-        )
+        if changed := [name for name in now if now[name] != then[name]]:
+            told = "; ".join(f"{name} = {now[name]!r:.80}, then {then[name]!r:.80}" for name in changed)
+            raise CheckpointError(
+                f"a chain has one target and one way of bounding it, and {door.name!r} now has {told}. Ask for what it was, or "
+                "start a new run."
+            )
 
 
 def _bring_inside(chain: sampler.Chain, bound: float) -> None:
@@ -739,15 +755,6 @@ def _spent(door: Door) -> int:
 
 
 # -- terms of a run, as they are written down -------------------------------------------------------------------------
-
-
-def _terms(model: Any, study: Study, run_id: str, seed: int, chains: int, kernel: str, limit: int) -> dict[str, Any]:
-    return {
-        "run_id": run_id, "seed": seed, "chains": chains, "kernel": kernel, "limit": limit,
-        "model": study.model.fingerprint(),
-        "model_name": [getattr(model, "__module__", ""), getattr(model, "__qualname__", "")],
-        "domain": _plain(study.domain),
-    }  # fmt: skip
 
 
 def _plain(domain: Mapping[str, Domain]) -> dict[str, Any]:

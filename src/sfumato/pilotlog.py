@@ -7,6 +7,7 @@ import numpy as np
 
 from sfumato.checkpoint import Checkpoint
 from sfumato.errors import BudgetSpent, CheckpointError
+from sfumato.interruption import check as check_interrupted
 from sfumato.planner.pilot import Release
 
 _SAME = 1e-6  # how far, relatively, a question may be from the one that was noted: another machine may round otherwise
@@ -39,6 +40,7 @@ class PilotLog:
         self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray
     ) -> np.ndarray:
         """Ask, or give the answer of a process that was killed since."""
+        check_interrupted()
         if self._checkpoint is None:
             return self._release(what, theta, matrix, radius, sigma, centre)
         number, self._number = self._number, self._number + 1

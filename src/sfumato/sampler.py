@@ -5,8 +5,6 @@ before it speaks. Each chunk is made durable (if there is a checkpoint) before i
 """
 
 import secrets
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,12 +19,15 @@ import numpy as np
 
 from sfumato.access.base import Access
 from sfumato.access.local import Opened, check_room, open_vault, rows_ahead
+from sfumato.begun import check_goes_on, check_model, common_terms, find_model, stated_domain
 from sfumato.checkpoint import Checkpoint, Saved
 from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
 from sfumato.families.langevin import public_part
 from sfumato.haste import hastily
+from sfumato.interruption import check as check_interrupted
+from sfumato.interruption import until_asked as _interrupts
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.model import Model
 from sfumato.piloting import Again, find_start, first_pilot, refuse_unless_arrived
@@ -39,13 +40,11 @@ from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import Statement
 from sfumato.progress import Tick, ticker
 from sfumato.run import Run, StopReason
-from sfumato.sensitivity import Range
 from sfumato.study import Study, make_study
 from sfumato.underway import under_way
 from sfumato.vault.ledger import Block, Ledger
 from sfumato.vault.trim import forget_compiled
 
-NOTED = {"pilot_notes": True}  # of runs whose plan is written down before their pilot, and whose pilot is noted
 FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted")
 _CHUNK_TERMS = 40_000_000  # record evaluations per compiled call: a fraction of a second, so that progress moves
 _HEADROOM = 1.2  # reserved over expected cost of a chunk: rarely a second reservation, little to forfeit in a crash
@@ -183,10 +182,10 @@ def sample(
     stream = PublicStream(seed, chains)
     run_id = secrets.token_hex(8)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
-    terms = _terms(model, study, run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside) | NOTED
+    terms = _terms(run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside)
+    terms |= common_terms(model, study.model.fingerprint(), study.domain, sensitivity)
     limit = iteration_limit(study, steps)
     terms |= {"limit": limit, "columns": dict(columns or {}), "own_ledger": ledger is None}
-    terms["sensitivity"] = _method(sensitivity)
     plan_for = partial(
         make_plan, study, epsilon=epsilon, delta=delta, kernel=kernel, chains=chains, guess=guess, example=example,
         max_iterations=limit, pilot_share=pilot_share, truncate=truncate,
@@ -277,21 +276,12 @@ def _resume_table(
     progress: bool | Tick | None,
 ) -> Run:
     """Go on with a run on one table; `sfumato.consortium.resume_owners` is its twin for owners."""
-    check_begun(terms, kept)
-    _check_promise(terms, kept)
+    check_goes_on(terms, kept, sensitivity)
     if (ledger is None) != terms["own_ledger"]:
         raise InvalidInput("a run must be resumed with the ledger it was started with: pass ledger= as then.")
-    if _method(sensitivity) != terms.get("sensitivity", "certify"):
-        raise InvalidInput(
-            f"a run must be resumed with the sensitivity it was started with, {terms['sensitivity']}; pass the same "
-            "sensitivity=."
-        )
-    from sfumato.domain import from_dict
-
-    domain = {name: from_dict(spec) for name, spec in terms["domain"].items()}
-    study = make_study(model if model is not None else _find_model(terms), domain, sensitivity, terms["kernel"])
-    if study.model.fingerprint() != terms["model"]:
-        raise CheckpointError("the model is not the one the run was started with; pass the same model=.")
+    model = model if model is not None else find_model(terms)
+    study = make_study(model, stated_domain(terms), sensitivity, terms["kernel"])
+    check_model(terms, study.model.fingerprint())
     stream = PublicStream(terms["seed"], terms["chains"])
     opened = open_vault(
         study, data, mu=terms["mu"], run_id=terms["run_id"], ledger=ledger, ledger_path=kept.ledger_path,
@@ -306,32 +296,6 @@ def _resume_table(
         chain = _start(study, plan, stream, pilot)
         _replay(chain, kept, opened)
         return _finish(chain, opened, terms, kept, tick)
-
-
-def check_begun(terms: Mapping[str, Any], kept: Checkpoint) -> None:
-    """Refuse to go on with a run that was stopped before it had a plan."""
-    if {"plan", "first_plan"} & set(terms):
-        return
-    if set(NOTED) <= set(terms):
-        raise CheckpointError(
-            f"{kept.folder} stopped before its run had a plan: there is nothing to go on with, and nothing was spent. Start a "
-            "new run in another folder."
-        )
-    raise CheckpointError(
-        f"{kept.folder} stopped before the pilot was done, and the version it was begun with kept no notes of it. Start a new "
-        "run; what the pilot spent stays in the ledger."
-    )
-
-
-def _check_promise(terms: Mapping[str, Any], kept: Checkpoint) -> None:
-    """Refuse terms whose epsilon and delta are not those of the cap: the statement would promise what nobody enforces."""
-    mu = budget_mu(terms["epsilon"], terms["delta"])
-    if not np.isclose(mu, terms["mu"], rtol=1e-9, atol=0):
-        raise CheckpointError(
-            f"the epsilon and delta of a run are those of its cap, and {kept.folder / 'run.json'} promises "
-            f"({terms['epsilon']:g}, {terms['delta']:g}), mu = {mu:.6g}, for a cap of mu = {terms['mu']:.6g}: it was edited. "
-            "Restore it from a backup."
-        )
 
 
 def _refuse_with_bundles(given: Mapping[str, Any]) -> None:
@@ -445,6 +409,7 @@ def _finish(chain: Chain, opened: Opened, terms: Mapping[str, Any], kept: Checkp
 
 def _drive(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick: Tick) -> StopReason:
     """Begin the chains and draw them to their end."""
+    check_interrupted()
     access.begin(chain.kernel, chain.plan.sigma, chain.states)
     return draw(chain, access, limit, kept, tick)
 
@@ -533,27 +498,6 @@ def take_up(chain: Chain, saved: Saved) -> None:
     with jax.enable_x64(True):  # outside of it JAX would halve the precision of the state
         chain.states = State(*(None if part is None else jnp.asarray(part) for part in saved.states))
     chain.stream.skip(chain.kernel, len(saved.transcript["accepted"]))
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a request to stop after the chunk under way; a second one raises as usual."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def on_interrupt(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # -- after the chain --------------------------------------------------------------------------------------------------
@@ -651,8 +595,7 @@ def _closing(opened: Opened) -> Iterator[None]:
 
 
 def _terms(
-    model: Any, study: Study, run_id: str, seed: int, epsilon: float, delta: float, mu: float, chains: int, kernel: str,
-    precision: str, outside: str,
+    run_id: str, seed: int, epsilon: float, delta: float, mu: float, chains: int, kernel: str, precision: str, outside: str
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "run_id": run_id,
@@ -664,21 +607,7 @@ def _terms(
         "kernel": kernel,
         "precision": precision,
         "outside": outside,
-        "model": study.model.fingerprint(),
-        "model_name": [getattr(model, "__module__", ""), getattr(model, "__qualname__", "")],
-        "domain": {name: column.to_dict() for name, column in study.domain.items()},
     }
-
-
-def _method(sensitivity: Any) -> str:
-    """How the sensitivity is known, as a run's terms record it (of a user's own function, that it is one)."""
-    return (
-        sensitivity
-        if isinstance(sensitivity, str)
-        else type(sensitivity).__name__
-        if isinstance(sensitivity, Range)
-        else repr(sensitivity)
-    )
 
 
 def _plan_terms(plan: Plan) -> dict[str, Any]:
@@ -705,18 +634,6 @@ def _plan_from(written: Mapping[str, Any]) -> Plan:
     centre, covariance = (np.array(picture[name]) for name in ("centre", "covariance"))
     raw["picture"] = Picture(centre, covariance, picture["origin"], picture["error"], picture["roughness"])
     return Plan(**raw)
-
-
-def _find_model(terms: Mapping[str, Any]) -> Any:
-    """Import the model by the name it was defined under."""
-    import importlib
-
-    module, name = terms["model_name"]
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
-        called = f"the model {module}.{name}" if name else "a model that is no plain function (a family, say)"
-        raise InvalidInput(f"{called} cannot be found by name; pass the same one as model=.") from None
 
 
 def plan(

@@ -6,11 +6,12 @@ from typing import Any
 
 from sfumato.checkpoint import Checkpoint
 from sfumato.errors import CheckpointError, Interrupted
+from sfumato.interruption import listening
 
 
 @contextmanager
 def under_way(kept: Checkpoint | None) -> Iterator[None]:
-    """Hold the folder of a run, if it has one, from before its terms are written or read until it has ended.
+    """Hear Ctrl-C, and hold the folder of a run, if it has one, from before its terms are written or read until it has ended.
 
     Raises
     ------
@@ -19,16 +20,17 @@ def under_way(kept: Checkpoint | None) -> Iterator[None]:
     Interrupted
         In place of a KeyboardInterrupt that came when something may have been spent.
     """
-    if kept is None:
-        yield
-        return
-    with kept.held():
-        try:
+    with listening():
+        if kept is None:
             yield
-        except KeyboardInterrupt:
-            if not (so_far := standing(kept)):
-                raise
-            raise Interrupted(kept.folder, so_far) from None
+            return
+        with kept.held():
+            try:
+                yield
+            except KeyboardInterrupt:
+                if not (so_far := standing(kept)):
+                    raise
+                raise Interrupted(kept.folder, so_far) from None
 
 
 def standing(kept: Checkpoint) -> str:

@@ -1,5 +1,6 @@
 """Ctrl-C before there are draws: what is paid for is kept, and whoever pressed it hears so, and how to go on."""
 
+import gc
 import json
 import os
 import shlex
@@ -7,7 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -247,3 +250,155 @@ def test_the_exit_code_survives_a_compiler_that_is_still_busy(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (endings.INTERRUPTED, "said before\n", "")
+
+
+# -- where an exception is lost ---------------------------------------------------------------------------------------
+
+
+def in_the_collector(press):
+    def callback(phase, info):
+        try:
+            press()
+        finally:
+            gc.callbacks.remove(callback)
+
+    gc.callbacks.append(callback)
+    gc.collect()
+
+
+def in_a_finaliser(press):
+    class Last:
+        def __del__(self):
+            press()
+
+    Last()
+
+
+def in_a_weak_reference(press):
+    class Seen:
+        pass
+
+    seen = Seen()
+    watched = weakref.ref(seen, lambda _: press())
+    del seen
+    assert watched() is None
+
+
+@pytest.fixture
+def unraisable(monkeypatch):
+    """What Python printed and forgot."""
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: lost.append(what.exc_type))
+    return lost
+
+
+PLACES = [(in_the_collector, False), (in_a_finaliser, False), (in_a_weak_reference, True)]
+
+
+@pytest.mark.parametrize(("place", "raised"), PLACES, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_ctrl_c_that_python_would_forget_ends_the_run_at_its_next_step(
+    tmp_path, monkeypatch, unraisable, place, raised
+):
+    """JAX has a callback with the garbage collector: an exception there is printed, and the run went on to spend."""
+    from sfumato.vault.vault import Vault
+
+    before, release, answers = signal.getsignal(signal.SIGINT), Vault.release, []
+
+    def released(vault, *asked):
+        answers.append(release(vault, *asked))
+        place(lambda: signal.raise_signal(signal.SIGINT))
+        return answers[-1]
+
+    monkeypatch.setattr(Vault, "release", released)
+    with pytest.raises(Interrupted, match="1 answer so far"):
+        sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", **SETTINGS)
+    assert len(answers) == 1
+    assert unraisable == [KeyboardInterrupt] * raised  # where it can be told, nothing is raised in vain
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_ctrl_c_that_is_lost_as_the_pilot_ends_does_not_begin_the_chains(tmp_path, monkeypatch, unraisable):
+    from sfumato import sampler
+
+    start = sampler._start
+
+    def started(*given):
+        in_a_weak_reference(lambda: signal.raise_signal(signal.SIGINT))
+        return start(*given)
+
+    monkeypatch.setattr(sampler, "_start", started)
+    with pytest.raises(Interrupted, match="Nothing is drawn yet"):
+        sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", **SETTINGS)
+
+
+def test_while_chains_are_drawn_one_ctrl_c_is_a_request_and_two_are_an_order(tmp_path, monkeypatch, unraisable):
+    from sfumato.vault.vault import Vault
+
+    chunk = Vault.chunk
+
+    def pressed(times):
+        def chunked(vault, *given):
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            return chunk(vault, *given)
+
+        return chunked
+
+    def lost(vault, *given):
+        in_the_collector(lambda: signal.raise_signal(signal.SIGINT))
+        return chunk(vault, *given)
+
+    for replaced in (pressed(1), lost):
+        monkeypatch.setattr(Vault, "chunk", replaced)
+        run = sf.sample(FAMILY, {"y": Y}, pilot_share=0.0, **SETTINGS | {"iterations": 9_000})
+        assert run.stop_reason is sf.StopReason.INTERRUPTED and run.iterations > 0
+    monkeypatch.setattr(Vault, "chunk", pressed(2))
+    with pytest.raises(KeyboardInterrupt):
+        sf.sample(FAMILY, {"y": Y}, pilot_share=0.0, **SETTINGS)
+    assert unraisable == []
+
+
+def test_a_ctrl_c_as_a_run_ends_takes_its_handler_away_all_the_same(monkeypatch):
+    """Python hears pending signals before it changes a handler: raised there, the old one would stay for good."""
+    from sfumato.interruption import check, listening
+
+    before, real = signal.getsignal(signal.SIGINT), signal.signal
+
+    def pressed(number, handler):
+        if handler is before:
+            signal.raise_signal(signal.SIGINT)
+        return real(number, handler)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), listening():
+        patch.setattr(signal, "signal", pressed)
+    assert signal.getsignal(signal.SIGINT) is before
+    with listening():
+        check()  # nothing is left of it
+
+
+def test_an_ignored_ctrl_c_stays_ignored_and_other_threads_leave_it_alone():
+    from sfumato.interruption import check, listening, until_asked
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with listening(), until_asked() as asked:
+            signal.raise_signal(signal.SIGINT)
+            check()
+            assert not asked()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    seen = []
+
+    def elsewhere():
+        with listening(), until_asked() as asked:
+            check()
+            seen.append((asked(), signal.getsignal(signal.SIGINT)))
+
+    with listening(), until_asked() as asked:
+        hearing = signal.getsignal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert asked()
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert seen == [(False, hearing)]

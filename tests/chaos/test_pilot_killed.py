@@ -17,10 +17,10 @@ from sfumato.access.local import LocalDoor
 from sfumato.access.questions import Release
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
+from sfumato.begun import NOTED
 from sfumato.checkpoint import Checkpoint
 from sfumato.errors import BudgetSpent, CheckpointError
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.sampler import NOTED
 from sfumato.vault.vault import Vault
 
 FAMILY, RELEASES = sf.families.Bernoulli(), 3

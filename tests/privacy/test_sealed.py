@@ -1,10 +1,13 @@
 """Errors, reprs and files are releases too: a planted value must never be seen outside the vault."""
 
 import copy
+import importlib
 import json
 import logging
 import pickle
+import pkgutil
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -12,6 +15,7 @@ import pandas as pd
 import pytest
 
 import sfumato as sf
+import sfumato.vault as vault_package
 from sfumato.errors import InvalidData, InvalidInput, SfumatoError
 from sfumato.study import make_study
 from sfumato.vault import records
@@ -200,9 +204,36 @@ def test_nothing_of_the_vault_can_be_printed_copied_or_pickled():
         vault = Vault(loaded, study.model, study.domain, study.bounds, ledger.account("a", 10**6))
         assert repr(vault) == "<Vault sealed>"
         assert repr(loaded) == "<Records sealed>"
+        with jax.enable_x64(True):
+            rows = loaded.on_device()
+        assert repr(rows) == "<Rows sealed>"  # a traceback with local variables would show it
         for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises((TypeError, SfumatoError)):
-                attempt(vault)
+            for thing in (vault, loaded, rows, {"table": loaded}, [rows]):
+                if not (attempt is copy.copy and isinstance(thing, dict | list)):  # that copies the dict alone
+                    with pytest.raises((TypeError, SfumatoError), match="never serialised"):
+                        attempt(thing)
+
+
+PUBLIC = """
+desk.Answer desk._SharedQuestion engine.Spot engine.Asked engine.Place engine.Bend engine._Sums engine.Engine gaussian._Envelope
+gaussian.ExactSource identity.Digested langevin.LangevinQuestion lattice.Clamp ledger.account.Account ledger.account.Block
+ledger.account.Level ledger.answers.Answer ledger.book.AccountState ledger.book.Ledger ledger.chain.Head ledger.chain.Row
+ledger.journal._Known ledger.journal.Journal ledger.journal.JournalledAccount ledger.store.Store ledger.verify.Verification
+ledger.verify._Account ledger.verify._Block ledger.verify._Batch ledger.verify._Replay noise.Source noise.OpenDPSource
+reference.Point reference.Sums reference.ReferenceQuestion reference.Asked scan.Transcript scan.Answered scan.Question
+shards.Piece shards.Shard statistics.Terms statistics.Shape sufficient.ScalarQuestion vault.Chunk
+"""
+"""Classes of the vault that hold questions, prices, what was released, or nothing: no record, no exact sum, no unused noise."""
+
+
+def test_every_class_of_the_vault_is_sealed_or_known_to_be_public():
+    """Whoever adds one has to say which it is."""
+    found = []
+    for module in pkgutil.walk_packages(vault_package.__path__, f"{vault_package.__name__}."):
+        for name, kind in vars(importlib.import_module(module.name)).items():
+            if isinstance(kind, type) and kind.__module__ == module.name and kind.__reduce__ is object.__reduce__:
+                found.append(f"{module.name.removeprefix('sfumato.vault.')}.{name}")
+    assert sorted(found) == sorted(PUBLIC.split())
 
 
 def test_a_run_and_its_checkpoint_hold_no_record(tmp_path, caplog):

@@ -5,8 +5,9 @@ or of several shards, add up exactly, so a chain does not depend on how the reco
 """
 
 import hashlib
+import json
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,6 +21,8 @@ AHEAD = 16
 AHEAD_NUMBERS = 1 << 14
 """Numbers of such an answer at the most: many chains in many dimensions fetch fewer steps at a time."""
 WALK, LANGEVIN = "walk", "langevin"
+SETTLED = ("n", "model", "coordinates", "domain", "outside", "precision", "sensitivity", "proven")
+"""Facts of an owner that a chain's target, or what is said of it, depends on; its box is one more."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +60,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     version: str = ""
     theta_bound: float = math.inf
+
+    def settled(self) -> dict[str, Any]:
+        """What a chain rests on, and what may not change before its end: plain values, as a run's terms record them."""
+        said = {name: getattr(self, name) for name in SETTLED}
+        plain: dict[str, Any] = json.loads(json.dumps(said))
+        return plain | {"theta_bound": self.theta_bound if math.isfinite(self.theta_bound) else None}
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):

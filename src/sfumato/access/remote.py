@@ -189,7 +189,7 @@ class RemoteDoor:
         self._open = contextlib.ExitStack()
         self._terms: Terms | None = None
         self._agreed = Agreed()
-        self._bound: float | None = None
+        self._begun: dict[str, Any] | None = None  # what the chain rests on, as the node said it first
         self._ahead: _Ahead | None = None
         self._told = False  # that nobody answers
         try:
@@ -278,19 +278,28 @@ class RemoteDoor:
         say(words)
 
     def _dial(self) -> None:
-        """Connect, open the run, settle the terms: whatever the last connection had."""
+        """Connect, open the run, settle the terms: whatever the last connection had. All of it, or there is no connection."""
         if self._socket is not None:
             return
         self._socket = self._open.enter_context(self._line.dial())
+        try:
+            self._come_back()
+        except BaseException:  # on half a connection the next question would find no run
+            self._hang_up()
+            raise
+
+    def _come_back(self) -> None:
+        """Open the run on a new connection, under its name, and settle its terms again."""
         self._facts = self._exchange(_encoder.encode(self._asked), _facts.decode)
         if (self._facts.epsilon, self._facts.delta) != (self._asked.epsilon, self._asked.delta):
             raise self._nonsense("another promise than was asked for")
-        if self._bound not in (None, self._facts.theta_bound):
+        now = self._facts.settled()
+        begun = self._begun = self._begun or now
+        if changed := [f"{name} = {now[name]!r:.80}" for name in now if now[name] != begun[name]]:
             raise OwnerRefused(
-                f"{self.name!r} came back with theta_bound = {self._facts.theta_bound:g}, where the run began with "
-                f"{self._bound:g}: the chain would have another target. Start a new run.", self.name, "other-terms"
+                f"{self.name!r} came back with {', '.join(changed)}, and the run began with another: the chain would have "
+                "another target. Start a new run.", self.name, "other-terms"
             )  # fmt: skip
-        self._bound = self._facts.theta_bound
         if self._terms is not None:
             again = self._exchange(_encoder.encode(Begin(terms=self._terms)), _agreed.decode)
             if again != self._agreed:

@@ -18,6 +18,8 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import Event, State
 from websockets.uri import parse_uri
 
+from sfumato.access.wire import GOODBYE
+
 _READ = 1 << 16
 _HEARD = (Opcode.BINARY, Opcode.TEXT, Opcode.CONT, Opcode.CLOSE)
 
@@ -105,7 +107,7 @@ class Socket:
     def close(self) -> None:
         """Say goodbye, if the other side still listens, and hang up."""
         try:
-            self._protocol.send_close()
+            self._protocol.send_close(GOODBYE)
             self._socket.settimeout(1.0)
             self._flush()
         except (OSError, WebSocketException):

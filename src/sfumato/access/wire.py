@@ -11,6 +11,8 @@ import msgspec
 from sfumato.access.questions import PROTOCOL, Question, Terms
 
 FINE, REFUSED = b"\x00", b"\x01"
+GOODBYE = 1000
+"""A client that is done closes its WebSocket with this code; one that vanished says nothing."""
 PASSING = ("paused", "too-fast", "too-many", "busy", "shutting-down", "ledger", "too-slow", "internal")
 """Refusals that may pass: the same question is asked again until patience ends; then the owner counts as lost."""
 

@@ -17,6 +17,8 @@ from sfumato import sampler
 from sfumato.access.local import Opened
 from sfumato.access.questions import Release
 from sfumato.auditor.terms import Terms
+from sfumato.interruption import check as check_interrupted
+from sfumato.interruption import listening
 from sfumato.kernel import Langevin, PublicStream, RandomWalk
 from sfumato.piloting import first_pilot
 from sfumato.planner import Plan
@@ -120,6 +122,7 @@ def typical(rehearsed: Rehearsed) -> Callable[[Batch], np.ndarray]:
     return features
 
 
+@listening()
 def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callable[[int], None]) -> Released:
     """Run the study, once for every number, on the table that is behind the wall: each run with an account of its own.
 
@@ -133,6 +136,7 @@ def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callabl
     pilot: list[list[np.ndarray]] = [[] for _ in rehearsed.pilot]
     steps, firsts = [], []
     for trial, number in enumerate(numbers):
+        check_interrupted()
         stage.open_account()
         for answers, question in zip(pilot, rehearsed.pilot, strict=True):
             theta, matrix, centre = (np.array(part) for part in (question.theta, question.matrix, question.centre))

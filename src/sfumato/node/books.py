@@ -6,7 +6,7 @@ must fit under every cap above it, so the owner's guarantee holds for all analys
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -185,12 +185,17 @@ class Books:
             for state in self.ledger.accounts()
         ]
 
+    @staticmethod
+    def answered(states: Iterable[Mapping[str, Any]]) -> set[str]:
+        """Analysts who got an answer: an account is opened for whoever looks in, also for who is then refused."""
+        return {state["analyst"] for state in states if state.get("kind") == "run" and state["answers"]}
+
     def statement(self, name: str, n: int) -> str:
         """The guarantee for everything that ever left, as a paragraph."""
         total, (cap, spent) = self._budgets.total, self.total()
         states = self.accounts()
         answers = sum(state["answers"] for state in states)
-        analysts = sum(state.get("kind") == "analyst" for state in states)
+        analysts = len(self.answered(states))
         return (
             f"Everything {name} has released through this node ({answers:,} answers to {analysts} "
             f"analyst{'' if analysts == 1 else 's'} on {n:,} records) and everything it will release under the same ledger "

@@ -79,6 +79,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     connections: Count = 256
     connections_per_token: Count = 64
     messages_per_second: Positive = 20_000.0
+    begins_per_minute: Positive = 120.0
     requests_per_second: Positive = 50.0
     failed_logins_per_minute: Count = 30
     header_seconds: Positive = 10.0
@@ -281,6 +282,7 @@ port = 8750
 # connections = 256            # WebSockets at a time
 # connections_per_token = 64   # the same for one token; also its open runs
 # messages_per_second = 20000.0     # for one token, over all its connections
+# begins_per_minute = 120.0    # runs opened and chains begun anew, for one token: each is proven and compiled
 # requests_per_second = 50.0   # HTTP requests from one address
 # failed_logins_per_minute = 30     # wrong tokens from one address
 # header_seconds = 10.0        # until a request is complete

@@ -261,7 +261,6 @@ def _console(node: Node, who: str) -> dict[str, Any]:
     total = node.books.total()
     runs = [state for state in accounts if state.get("kind") == "run"]
     analysts = {state["analyst"]: state["budget"] for state in accounts if state.get("kind") == "analyst"}
-    active = {run.name for run in list(node.runs.values()) if run.holder is not None}
     budget = node.file.budgets.total
     return {
         "ok": True,
@@ -276,10 +275,10 @@ def _console(node: Node, who: str) -> dict[str, Any]:
         "curve": _curve(node),
         "rates": node.metrics.per_second(),
         "answers": sum(state["answers"] for state in accounts),
-        "analysts": len(analysts),
+        "analysts": len(node.books.answered(accounts)),
         "runs": [
             {key: run[key] for key in ("study", "analyst", "run", "opened", "answers")}
-            | {"budget": _amount(run["budget"]), "active": run["name"] in active}
+            | {"budget": _amount(run["budget"]), "state": node.standing(run["name"], _pays_no_more(run))}
             for run in reversed(runs[-SHOWN_RUNS:])
         ],
         "tokens": [
@@ -292,6 +291,12 @@ def _console(node: Node, who: str) -> dict[str, Any]:
         "head": str(node.books.ledger.head()),
         "log": [_shown(line) for line in list(node.log.recent)[: -SHOWN_EVENTS - 1 : -1]],
     }
+
+
+def _pays_no_more(run: dict[str, Any]) -> bool:
+    """Whether what is left of a run does not pay for one more answer like those it had: how most runs end."""
+    cap, spent = run["budget"]
+    return bool(run["answers"]) and cap - spent < spent / run["answers"]
 
 
 def _amount(amount: Any) -> dict[str, float]:

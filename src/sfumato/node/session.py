@@ -7,21 +7,24 @@ is read (`Session.at_once`). Work that needs longer than a moment (compiling a c
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from sfumato.access.questions import Release, Terms, encode
-from sfumato.access.wire import FINE, REFUSED, Ask, Begin, Left, Open, Request
+from sfumato.access.wire import FINE, GOODBYE, REFUSED, Ask, Begin, Left, Open, Request
 from sfumato.errors import BudgetSpent
 from sfumato.node.catalogue import CATALOGUE, CLOSE_CODE, Refusal, body, refusal_of
 from sfumato.node.guard import Message, Receive, Send
+from sfumato.node.lanes import Lane
 from sfumato.node.state import ActiveRun, Node
 from sfumato.node.tokens import Token
 
 _ask = msgspec.msgpack.Decoder(Ask)
 _request = msgspec.msgpack.Decoder(Request)
 _plain = msgspec.msgpack.Encoder()
+T = TypeVar("T")
 _ARRAY = 0x90  # the first byte of a short msgpack array: an `Ask`
 
 
@@ -54,6 +57,7 @@ class Session:
         self._bucket = node.bucket(token.name)
         self._run: ActiveRun | None = None
         self._closed = False
+        self._parted = False
         self._idle = False  # waiting for a message, with nothing under way
         self._heard = time.monotonic()
         self._sending: float | None = None
@@ -99,6 +103,7 @@ class Session:
                 message = await self._receive()
                 self._idle = False
                 if message["type"] != "websocket.receive":
+                    self._parted = message.get("code") == GOODBYE
                     break
                 self._heard = time.monotonic()
                 reply = await self._reply(message)
@@ -112,7 +117,7 @@ class Session:
         finally:
             node.sessions.discard(self)
             if self._run is not None:
-                node.leave_run(self._run, self)
+                node.leave_run(self._run, self, parted=self._parted)
 
     async def _reply(self, message: Message) -> bytes:
         try:
@@ -147,8 +152,8 @@ class Session:
         Who opens a run for more than is left is refused, like anyone else who asks for what there is not.
         """
         self.node.metrics.spent[run.study.name] += 1
-        if not run.spent:
-            run.spent = True
+        if run.name not in self.node.ended:
+            self.node.ended.add(run.name)
             self.node.log.event("spent", who=run.analyst, what=f"run {run.opened.run} ends: {refusal.detail[:300]}")
 
     # -- questions ------------------------------------------------------------------------------------------------
@@ -189,8 +194,9 @@ class Session:
         if run.answers_at_once(ask.question):
             reply = run.desk.answer_bytes(ask.id, ask.question)
         else:
-            with run.on_a_thread():
-                reply = await asyncio.to_thread(run.desk.answer_bytes, ask.id, ask.question)
+            cold = not isinstance(ask.question, Release) and not run.desk.is_warm(ask.question)  # it compiles
+            lane = self.node.beginning if cold else self.node.answering
+            reply = await self._at_the_desk(run, lane, partial(run.desk.answer_bytes, ask.id, ask.question))
         if self.node.tick:
             await self.node.tick.wait()
         if self.node.paused:
@@ -214,20 +220,22 @@ class Session:
         run = self._held()
         if isinstance(request, Begin):
             return await self._begin(run, request.terms)
-        with run.on_a_thread():
-            left = await asyncio.to_thread(lambda: run.desk.left)
+        left = await self._at_the_desk(run, self.node.answering, lambda: run.desk.left)
         return _plain.encode({"left": left})
 
     async def _open(self, request: Open) -> bytes:
         if self._run is not None:
             self.node.leave_run(self._run, self)
-        self._run = await asyncio.to_thread(self.node.open_run, self.token, request, self)
+        opened = partial(self.node.open_run, self.token, request, self)
+        self._run = await self.node.answering.run(self.token.name, opened)
         return encode(self._run.facts)
 
     async def _begin(self, run: ActiveRun, terms: Terms) -> bytes:
         run.study.check_terms(terms, self.node.limits.chains)
-        with run.on_a_thread():
-            agreed = await asyncio.to_thread(run.desk.begin, terms)
+        if run.settled(terms):  # the client came back
+            return encode(await self._at_the_desk(run, self.node.answering, partial(run.desk.begin, terms)))
+        self.node.count_beginning(run.analyst)
+        agreed = await self._at_the_desk(run, self.node.beginning, partial(run.desk.begin, terms))
         run.settle_terms(terms)
         self.node.log.event(
             "begin",
@@ -235,6 +243,16 @@ class Session:
             what=f"study {run.study.name}, run {run.opened.run}, {terms.kernel}, {terms.chains} chains, sigma {terms.sigma:.4g}",
         )
         return encode(agreed)
+
+    async def _at_the_desk(self, run: ActiveRun, lane: Lane, call: Callable[[], T]) -> T:
+        """Ask the desk on a thread, in this token's turn; not for a client who has dialled again while it waited."""
+
+        def held() -> T:
+            self._held()
+            return call()
+
+        with run.on_a_thread():
+            return await lane.run(self.token.name, held)
 
 
 def _decoded(decoder: Any, data: bytes) -> Any:

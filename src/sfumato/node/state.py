@@ -18,6 +18,7 @@ from sfumato.node import tokens
 from sfumato.node.books import Books
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile
+from sfumato.node.lanes import ANSWERING, BEGINNING, Lane
 from sfumato.node.limits import Bucket, Buckets, Turnstile
 from sfumato.node.logs import Log
 from sfumato.node.metrics import Metrics
@@ -88,19 +89,30 @@ class ActiveRun:
         )
         self.holder: object | None = None  # the session that may ask
         self.away_since = time.monotonic()
+        self.parted = False  # its client said goodbye, and did not just vanish
         self.chains = 0
+        self._terms: Terms | None = None
         self._copies = 1  # rows that answer for a chain's statistic
         self.closed = False
-        self.spent = False  # its end by budget is in the log
         self._light = False
         self._elsewhere = 0  # calls of the desk that are under way on threads
 
     def settle_terms(self, terms: Terms) -> None:
-        """Remember how much work a message is: from public numbers only."""
+        """Remember the terms, and how much work a message is under them: from public numbers only."""
+        self._terms = terms
         self.chains, self._copies = terms.chains, 2 if terms.copies is True else 1
         family = terms.kernel == LANGEVIN and not terms.centre  # its records were summed when terms were settled
         proof = PROOF_TERMS if terms.centre else 0
         self._light = family or (self.desk.here and terms.chains * (self.facts.rows + proof) <= LIGHT_TERMS)
+
+    def settled(self, terms: Terms) -> bool:
+        """Whether these are the terms that the desk has: settling them again changes nothing, and costs nothing."""
+        return terms == self._terms
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is at the desk: closing it would have to wait, and everybody who opens a run with it."""
+        return self._elsewhere > 0
 
     def answers_at_once(self, question: Question) -> bool:
         """Whether a question may be answered in the loop that serves everybody.
@@ -165,8 +177,12 @@ class Node:
         self.turnstile = Turnstile(file.limits.connections, file.limits.connections_per_token)
         self.tick = Tick(file.limits.answer_tick_ms)
         self.runs: dict[str, ActiveRun] = {}
+        self.ended: set[str] = set()  # runs that asked beyond their budget
         self.sessions: set[Any] = set()
         self.buckets: dict[str, Bucket] = {}
+        self._beginnings: dict[str, Bucket] = {}
+        self.answering = Lane(ANSWERING, ANSWERING // 2, "sfumato-answer")
+        self.beginning = Lane(BEGINNING, 1, "sfumato-begin")
         self._failures = Buckets(lambda: Bucket(file.limits.failed_logins_per_minute / 60, FAILED_AT_ONCE))
         self._marker = file.place(file.ledger + ".paused")
         self.paused = self._marker.exists()
@@ -232,6 +248,12 @@ class Node:
         """The message rate of one token, over all its connections."""
         return self.buckets.setdefault(name, Bucket(self.limits.messages_per_second))
 
+    def count_beginning(self, name: str) -> None:
+        """Count a desk that is made for a token, or terms that are settled anew: they read, prove and compile, for nothing."""
+        rate = self.limits.begins_per_minute
+        if not self._beginnings.setdefault(name, Bucket(rate / 60, rate)).take():
+            raise Refusal("too-fast", f"begins, more than {rate:g} a minute")
+
     # -- runs ---------------------------------------------------------------------------------------------------------
 
     def handshake(self, analyst: str) -> Handshake:
@@ -256,6 +278,7 @@ class Node:
         with self._opening:
             run = self.runs.get(account.name)
             if run is None:
+                self.count_beginning(token.name)
                 self._make_room(token.name)
                 desk = self._house.desk(form, account, self.books.journal)
                 facts = facts_of(
@@ -265,21 +288,34 @@ class Node:
                 facts = msgspec.structs.replace(facts, cap=account.cap, theta_bound=approved.entry.theta_bound)
                 run = ActiveRun(token.name, approved, account.name, desk, facts, asked)
                 self.runs[account.name] = run
-            run.holder = holder
+            run.holder, run.parted = holder, False
         self.metrics.opened += 1
         self.log.event("open", who=token.name, what=f"study {asked.study}, run {asked.run}, epsilon {asked.epsilon:g}")
         return run
 
-    def leave_run(self, run: ActiveRun, holder: object) -> None:
-        """The client is gone; the desk waits a while for it to come back."""
+    def leave_run(self, run: ActiveRun, holder: object, *, parted: bool = False) -> None:
+        """The client is gone, with a goodbye or without; the desk waits a while for it to come back."""
         if run.holder is holder:
-            run.holder, run.away_since = None, time.monotonic()
+            run.holder, run.away_since, run.parted = None, time.monotonic(), parted
+
+    def standing(self, name: str, spent: bool) -> str:
+        """How a run stands, in the console's words.
+
+        "connected"; "away": open, but its analyst has vanished; "budget spent"; "finished": its analyst has closed it, or has
+        not come back in time, and nothing is reserved for it. `spent` says what the ledger knows, also after a restart.
+        """
+        run = self.runs.get(name)
+        if run is not None and run.holder is not None:
+            return "connected"
+        if name in self.ended or (spent and run is None):  # the ledger counts what is reserved for an open run as spent
+            return "budget spent"
+        return "away" if run is not None and not run.parted else "finished"
 
     def _make_room(self, analyst: str) -> None:
         mine = [run for run in self.runs.values() if run.analyst == analyst]
         if len(mine) < self.limits.connections_per_token:
             return
-        away = [run for run in mine if run.holder is None]
+        away = [run for run in mine if run.holder is None and not run.busy]
         if not away:
             raise Refusal("too-many", f"{len(mine)} runs of {analyst}")
         self._close_run(min(away, key=lambda run: run.away_since))
@@ -302,7 +338,7 @@ class Node:
         self.books.journal.fold()
         now = time.monotonic()
         for run in list(self.runs.values()):
-            if run.holder is None and now - run.away_since > AWAY_SECONDS:
+            if run.holder is None and now - run.away_since > AWAY_SECONDS and not run.busy:
                 self._close_run(run)
 
     def sweep(self) -> None:
@@ -349,6 +385,8 @@ class Node:
     def close(self) -> None:
         """Give back what was reserved and not spent, then close the books."""
         self.closing = True
+        for lane in (self.answering, self.beginning):
+            lane.close()
         for run in list(self.runs.values()):
             self._close_run(run)
         self._house.close()

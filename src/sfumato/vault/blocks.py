@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 from jax import lax
 
+from sfumato.vault.sealed import sealed
+
 Array: TypeAlias = Any
 
 LEAN: dict[str, bool | int | str] = {"xla_cpu_use_fusion_emitters": False}
@@ -14,6 +16,7 @@ LEAN: dict[str, bool | int | str] = {"xla_cpu_use_fusion_emitters": False}
 float32 that of lgamma is not, and sums over a large table may differ in their last bits from those of a node."""
 
 
+@sealed("records")
 class Rows(NamedTuple):
     """Records on the device: typed columns, and how many people each row stands for (None: one each)."""
 

@@ -54,6 +54,7 @@ from sfumato.vault.langevin import (
 from sfumato.vault.ledger import Account, Block, JournalledAccount
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.packing import pack_lists, packed, unpack, unpacked, x64
+from sfumato.vault.sealed import sealed
 
 ROUNDS_PER_BLOCK = 32
 """Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
@@ -77,6 +78,7 @@ class Answer(NamedTuple):
     answered: list[bool]
 
 
+@sealed("an answer that is not paid for")
 class _Quote(NamedTuple):
     """What a question costs, and how to answer it once it is paid for."""
 
@@ -102,6 +104,7 @@ class _SharedQuestion(LangevinQuestion):
         return self.shared_gamma
 
 
+@sealed("unused noise")
 class Desk:
     """One study's counter in front of one owner's records.
 
@@ -145,12 +148,6 @@ class Desk:
         self._warm: set[type] = set()  # kinds of question this chain has answered
         # A floor on the price of a number keeps their count under the one the lattice slack was stated for.
         self._floor = -(-account.cap // MAX_RELEASES)
-
-    def __repr__(self) -> str:
-        return "<Desk sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Desk is never serialised: it holds unused noise.")
 
     @property
     def n(self) -> int:
@@ -385,6 +382,7 @@ def _read_price(row: Any, chains: int) -> Priced:
     return Priced(charge, *found)
 
 
+@sealed("unused noise")
 class _Walk:
     """Rounds of a walk: one log ratio per chain."""
 
@@ -395,6 +393,8 @@ class _Walk:
         self._dim = study.model.dim
         self.pools = [NoisePool(noise(terms.sigma / terms.gamma, 1))]
         self._price = _ratio_price(study.bounds.range_for(engine.n))
+        # Kept here: others' chains may push it out of the cache, and the next round would compile it again.
+        self._price_alone = _price_alone(self._price, terms.chains, self._dim)
 
     def quote(self, question: Question, covered: int) -> tuple[_Quote, int]:
         if not isinstance(question, Ratio):
@@ -405,7 +405,7 @@ class _Walk:
         asked = Asked(theta, theta_prop, _flags(question.asked, chains), terms.gamma, terms.sigma, covered)
         priced = self._engine.priced_ratio(self._price, asked)
         if priced is None:
-            priced = _price_alone(self._price, chains, dim)(asked, self._engine.n)
+            priced = self._price_alone(asked, self._engine.n)
 
         def answer() -> Answer:
             noise, totals = self.pools[0].numbers(chains), self._totals(asked, priced)
@@ -429,6 +429,7 @@ class _Walk:
             pool.close()
 
 
+@sealed("exact sums and unused noise")
 class _Family:
     """Rounds of Langevin on a family: a statistic, then a correction; or both at once, as two copies of the statistic."""
 
@@ -455,13 +456,14 @@ class _Family:
             self._summed = engine.statistic(question)
             self._total = jax.device_put(self._summed)
             width = scalar_width(question)
+        widest = question.widest()
         reach = jax.device_put(engine.n * np.maximum(hi - lo, 1).astype(np.float64)) * terms.proposal_gamma
 
         def price(total: Any, numbers: Any) -> Any:
             asked, direction = unpack(numbers, (bool, (terms.chains,)), (float, (terms.chains, dim)))
             widths = jax.vmap(width)(direction)
             fits = jnp.sum(jnp.abs(direction) * reach, axis=1) / terms.gamma <= lattice.SUM_LIMIT
-            asked = asked & jnp.isfinite(widths) & fits
+            asked = asked & (widths <= widest) & fits  # as in the compiled loop: one stray move does not end the run
             widths = jnp.where(asked, widths, 0.0)
             exact = exact_scalar(question, total, jnp.where(asked[:, None], direction, 0.0))
             return packed(scalar_quanta(widths, asked, terms.sigma), widths, exact, asked)
@@ -535,6 +537,7 @@ def _remainder_price(near: Reference, chains: int, dim: int) -> Callable[..., An
     return jax.jit(price)
 
 
+@sealed("exact sums and unused noise")
 class _Near:
     """Rounds of Langevin around a reference point: a noisy gradient there, then second-order scalars."""
 

@@ -22,6 +22,7 @@ from sfumato.vault.kinds import count_kinds
 from sfumato.vault.langevin import LangevinQuestion, exact_sum
 from sfumato.vault.packing import pack, pack_lists, packed, unpack, unpacked, x64
 from sfumato.vault.records import Records, check_precision
+from sfumato.vault.sealed import sealed
 from sfumato.vault.trim import trim
 
 Array: TypeAlias = Any
@@ -56,6 +57,7 @@ class Asked(NamedTuple):
     covered: int
 
 
+@sealed("exact sums")
 class Priced(NamedTuple):
     """What log ratios cost, each chain's width, range and admissibility; the integer ratios, if they were covered. Private."""
 
@@ -160,6 +162,7 @@ class Engine(Protocol):
         ...
 
 
+@sealed("terms of records")
 class _Kept(NamedTuple):
     """Terms of every record at the last round's two parameters: private."""
 
@@ -169,6 +172,7 @@ class _Kept(NamedTuple):
     there: Array
 
 
+@sealed("records")
 class LocalEngine:
     """The records of this process.
 
@@ -206,12 +210,6 @@ class LocalEngine:
         self._compiled: dict[Any, Callable[..., Any]] = {} if compiled is None else compiled
         self._kept: _Kept | None = None
         self._gradients: tuple[np.ndarray, Array] | None = None
-
-    def __repr__(self) -> str:
-        return "<LocalEngine sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("an engine is never serialised: it holds records.")
 
     @property
     def n(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sfumato.domain import Domain
 from sfumato.errors import InvalidData, InvalidInput
@@ -15,11 +15,13 @@ from sfumato.vault.engine import Engine
 from sfumato.vault.ledger import Account, Journal
 from sfumato.vault.noise import Source
 from sfumato.vault.parts import PartedEngine
+from sfumato.vault.sealed import sealed
 
 if TYPE_CHECKING:
     from sfumato.vault.ray_shards import RayShards
 
 
+@sealed("records")
 class House:
     """Everything a node knows about its records, sealed.
 
@@ -49,12 +51,6 @@ class House:
         self._precision, self._source, self._tick = precision, source, tick
         self._tables: dict[str, records.Records] = {}
         self._shards: RayShards | None = None
-
-    def __repr__(self) -> str:
-        return "<House sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a House is never serialised: it holds records.")
 
     def prepare(self, domains: Sequence[Mapping[str, Domain]]) -> int:
         """Read and check the columns of all studies; return the number of records, which is public."""

@@ -28,7 +28,7 @@ from sfumato.model import Model
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD, cost_quanta
 from sfumato.vault import lattice, sufficient
 from sfumato.vault.blocks import Rows
-from sfumato.vault.scan import Answered, Transcript
+from sfumato.vault.scan import Answered, Transcript, steps_within
 from sfumato.vault.sufficient import evaluation_error, float_error
 
 Array: TypeAlias = Any
@@ -72,6 +72,10 @@ class LangevinQuestion:
     def first_cost(self) -> int:
         """Quanta of one chain's first query."""
         return cost_quanta(self.first_mu_squared())
+
+    def widest(self) -> float:
+        """The width of a second query that is still asked: see `TOO_DEAR`. Public, and the same in both directions of a move."""
+        return float(self.sigma * (TOO_DEAR * self.first_mu_squared()) ** 0.5)
 
 
 def coordinate_ranges(question: LangevinQuestion) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +136,7 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
     middle, second_width = (lo + hi) // 2, scalar_width(question)
     shift = jnp.asarray(question.n * middle.astype(np.float64) * gamma)
     first = lattice.first_of_all(question.first_cost(), chains)
-    widest = sigma * (TOO_DEAR * question.first_mu_squared()) ** 0.5
+    widest = question.widest()
     dim = len(middle)
 
     def step(total: Array, states: State, draw: Draw, noise: Array, scalar_noise: Array, left: Array) -> Any:
@@ -166,7 +170,7 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
     def run(
         total: Array, states: State, draws: Draw, noise: Array, scalar_noise: Array, limit: Array, allowance: Array
     ) -> Any:
-        size = noise.shape[0]
+        size, most = noise.shape[0], steps_within(limit, draws, noise, scalar_noise)
         blank = Transcript(
             theta=jnp.zeros((size, chains, dim)),
             theta_prop=jnp.zeros((size, chains, dim)),
@@ -177,7 +181,7 @@ def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # 
         statistics = jnp.zeros((size, chains, dim))
 
         def goes_on(carry: Any) -> Array:
-            return carry[-1] & (carry[0] < limit)
+            return carry[-1] & (carry[0] < most)
 
         def body(carry: Any) -> Any:
             i, states, out, stats, spent, needed, _ = carry

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from sfumato.errors import InvalidInput, NoiseError
 from sfumato.vault.gaussian import ExactSource, checked_scale
+from sfumato.vault.sealed import sealed
 
 RECORDS_PER_DRAW = 5000
 """Records per drawn coordinate below which OpenDP's sampler would be more than a third of a run: see `source_for`."""
@@ -113,6 +114,7 @@ def source_for(scale: float, n: int, coordinates: int = 1) -> Source:
     return ExactSource(scale) if n < RECORDS_PER_DRAW * coordinates else OpenDPSource(scale)
 
 
+@sealed("unused noise")
 class _Shelf:
     """What a pool and its thread share. The thread knows the shelf, not the pool, so that the pool can be collected."""
 

@@ -22,6 +22,7 @@ from sfumato.vault.engine import Asked, Bend, LocalEngine, Place, Price, Spot
 from sfumato.vault.kinds import count_kinds
 from sfumato.vault.langevin import LangevinQuestion, compile_sum
 from sfumato.vault.records import Records
+from sfumato.vault.sealed import sealed
 
 PART = 1 << 15
 """Rows of a part at the most."""
@@ -31,6 +32,7 @@ LEAST = 1 << 13
 """And at the least: below, handing it to a thread takes about as long as it saves."""
 
 
+@sealed("records")
 class PartedEngine:
     """The records of this process, in parts; see `sfumato.vault.engine.Engine`.
 
@@ -63,12 +65,6 @@ class PartedEngine:
         self._shares = [self._parts[i::threads] for i in range(min(threads, len(self._parts)))]
         away = len(self._shares) - 1
         self._threads = ThreadPoolExecutor(away, thread_name_prefix="sfumato-parts") if away else None
-
-    def __repr__(self) -> str:
-        return "<PartedEngine sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("an engine is never serialised: it holds records.")
 
     @property
     def n(self) -> int:

@@ -4,8 +4,6 @@ The actors' partial sums are exact and private; they are added up here, before n
 (`vault/ray_shards.py`), nothing is paid twice.
 """
 
-from typing import Any
-
 import numpy as np
 
 from sfumato.study import Study
@@ -13,8 +11,10 @@ from sfumato.vault.engine import Asked, Bend, Place, Price, Spot
 from sfumato.vault.kinds import WORTHWHILE, number_of_kinds
 from sfumato.vault.langevin import LangevinQuestion
 from sfumato.vault.ray_shards import RayShards
+from sfumato.vault.sealed import sealed
 
 
+@sealed("the way to records")
 class RayEngine:
     """The records of a table in shards.
 
@@ -33,12 +33,6 @@ class RayEngine:
         kinds = number_of_kinds(study.domain)
         self._rows = shards.largest if kinds is None or kinds * WORTHWHILE > shards.largest else kinds
         self._name = shards.open(study)
-
-    def __repr__(self) -> str:
-        return "<RayEngine sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("an engine is never serialised.")
 
     @property
     def n(self) -> int:

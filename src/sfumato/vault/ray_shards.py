@@ -26,6 +26,7 @@ from sfumato.raytable import RayTable
 from sfumato.study import Study
 from sfumato.vault.engine import LocalEngine
 from sfumato.vault.records import Records, _check_outside, check_precision
+from sfumato.vault.sealed import sealed
 from sfumato.vault.shards import Shard, deal_out, find_files, pieces_of, read_shard
 
 REBUILDS = 5
@@ -41,6 +42,7 @@ STORE_BYTES = 128 << 20
 """Memory for what travels: a model, and a few numbers a round. Ray would set aside a third of the machine's."""
 
 
+@sealed("records")
 class Worker:
     """An actor: one shard in memory, and an engine for every run that is open. It answers sums, nothing about a record."""
 
@@ -117,6 +119,7 @@ class Worker:
             return self._engines[name]
 
 
+@sealed("the way to records")
 class RayShards:
     """The shards of a table, each with an actor that has read it.
 
@@ -160,12 +163,6 @@ class RayShards:
         except BaseException:
             self.close()
             raise
-
-    def __repr__(self) -> str:
-        return "<RayShards sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("shards are never serialised.")
 
     @property
     def largest(self) -> int:

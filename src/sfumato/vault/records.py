@@ -17,6 +17,7 @@ import numpy as np
 from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidData, InvalidInput
 from sfumato.vault.blocks import Rows
+from sfumato.vault.sealed import sealed
 from sfumato.vault.trim import LARGE
 
 PRECISIONS = ("float64", "float32")
@@ -26,6 +27,7 @@ _BATCH = 1 << 13  # records read from a file at a time: more are no faster, and 
 _BUFFER = 1 << 16  # bytes of each column of a file that are held while it is read
 
 
+@sealed("records")
 @dataclass(frozen=True, repr=False)
 class Records:
     """A validated table: one typed array per column, rows along the first axis.
@@ -63,9 +65,6 @@ class Records:
         """Hand the columns to JAX, without a copy where it can use them as they stand. Call with 64 bits enabled."""
         columns = {name: jax.device_put(column, may_alias=True) for name, column in self.columns.items()}
         return Rows(columns, None if self.counts is None else jax.device_put(self.counts))
-
-    def __repr__(self) -> str:
-        return "<Records sealed>"
 
 
 def load(
@@ -262,6 +261,7 @@ def _from_parquet(
     return filling.out
 
 
+@sealed("records")
 class Filling:
     """Columns of a table that is read piece by piece.
 
@@ -280,9 +280,6 @@ class Filling:
         self.out = {
             name: _blank(domain[name], n, _float_type(file.schema_arrow, raw)) for name, raw in self._wanted.items()
         }
-
-    def __repr__(self) -> str:
-        return "<Filling sealed>"
 
     def read(self, file: Any, row_groups: Sequence[int] | None = None) -> int:
         """Read some row groups, or all of them; returns how many records there are now."""

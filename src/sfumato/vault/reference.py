@@ -33,7 +33,7 @@ from sfumato.sensitivity.reference import Reference
 from sfumato.sensitivity.remainder import Anchor
 from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Rows, add_up, sum_over_blocks
-from sfumato.vault.scan import BLOCK, CACHE_TERMS, Answered, Transcript, cast_column
+from sfumato.vault.scan import BLOCK, CACHE_TERMS, Answered, Transcript, cast_column, steps_within
 
 Array: TypeAlias = Any
 
@@ -332,7 +332,7 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
         rows: Rows, point: Point, totals: Array, gradients: Array, states: State, kept: Array, draws: Draw,
         noise: Array, scalar_noise: Array, limit: Array, allowance: Array,
     ) -> Any:  # fmt: skip
-        size, dim = noise.shape[0], question.model.dim
+        size, dim, most = noise.shape[0], question.model.dim, steps_within(limit, draws, noise, scalar_noise)
         blank = Transcript(
             theta=jnp.zeros((size, chains, dim)),
             theta_prop=jnp.zeros((size, chains, dim)),
@@ -343,7 +343,7 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
         data = rows, point, totals, gradients
 
         def goes_on(carry: Any) -> Array:
-            return carry[-1] & (carry[0] < limit)
+            return carry[-1] & (carry[0] < most)
 
         def body(carry: Any) -> Any:
             i, states, kept, out, stats, spent, needed, _ = carry

@@ -110,6 +110,15 @@ def _sum_blocks(question: Question, records: Rows, old: Array, new: Array, clamp
     return sum_over_blocks(records, BLOCK, block_sum, zero)
 
 
+def steps_within(limit: Array, draws: Draw, *noise: Array) -> Array:
+    """Steps that a compiled loop may take: as many as were asked for, and no step beyond the last row of noise or draws.
+
+    Noise is used once. JAX reads the last row in the place of every row that is not there, so a loop that went on would give two
+    answers with the same noise, and their difference is exact.
+    """
+    return jnp.minimum(limit, min(len(rows) for rows in (*draws, *noise)))
+
+
 def compile_scan(question: Question) -> Callable[..., tuple[Answered, Array]]:
     """Build the compiled loop for one question.
 
@@ -150,7 +159,7 @@ def compile_scan(question: Question) -> Callable[..., tuple[Answered, Array]]:
 
     def run(records: Any, states: State, kept: Array, draws: Draw, noise: Array, limit: Array, allowance: Array) -> Any:
         size, chains, dim = noise.shape[0], question.chains, question.model.dim
-        most = jnp.minimum(limit, size)  # noise is used once: no step beyond its last row
+        most = steps_within(limit, draws, noise)
         blank = Transcript(
             theta=jnp.zeros((size, chains, dim)),
             theta_prop=jnp.zeros((size, chains, dim)),

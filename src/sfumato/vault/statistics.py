@@ -27,6 +27,7 @@ from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.records import Records
+from sfumato.vault.sealed import sealed
 from sfumato.vault.sufficient import project
 from sfumato.vault.trim import trim
 
@@ -155,6 +156,7 @@ def _check_fits(shape: Shape, n: int, gamma: float, sd: float) -> None:
         )
 
 
+@sealed("records")
 class StatisticsVault:
     """Records and their noisy sums of statistics.
 
@@ -169,12 +171,6 @@ class StatisticsVault:
     def __init__(self, records: Records, family: Family, *, source: Callable[[float], Source] | None = None) -> None:
         self.n = records.n
         self._records, self._family, self._source = records, family, source
-
-    def __repr__(self) -> str:
-        return "<StatisticsVault sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a StatisticsVault is never serialised: it holds records.")
 
     def release(self, terms: Terms, account: Account) -> Iterator[np.ndarray]:
         """Reserve the whole charge, then hand out noisy copies, blocks of shape (m, d), until there are `terms.copies`."""

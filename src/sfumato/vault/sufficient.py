@@ -30,7 +30,7 @@ from sfumato.model import Model
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
-from sfumato.vault.scan import Answered, Range, Transcript, cast_column
+from sfumato.vault.scan import Answered, Range, Transcript, cast_column, steps_within
 
 Array: TypeAlias = Any
 
@@ -185,7 +185,7 @@ def compile_walk(question: ScalarQuestion) -> Callable[..., Answered]:
         return charge, moved, Transcript(moved.theta, theta_prop, d_n_noisy, widths, accepted)
 
     def run(total: Array, states: State, draws: Draw, noise: Array, limit: Array, allowance: Array) -> Answered:
-        size, dim = noise.shape[0], model.dim
+        size, dim, most = noise.shape[0], model.dim, steps_within(limit, draws, noise)
         blank = Transcript(
             theta=jnp.zeros((size, chains, dim)),
             theta_prop=jnp.zeros((size, chains, dim)),
@@ -204,7 +204,7 @@ def compile_walk(question: ScalarQuestion) -> Callable[..., Answered]:
 
         zero = jnp.zeros((), jnp.int64)
         start = (zero, states, blank, zero, zero, jnp.asarray(True))
-        steps, states, out, spent, needed, _ = lax.while_loop(lambda c: c[-1] & (c[0] < limit), body, start)
+        steps, states, out, spent, needed, _ = lax.while_loop(lambda c: c[-1] & (c[0] < most), body, start)
         return Answered(states, out, steps, spent, needed)
 
     return jax.jit(run)

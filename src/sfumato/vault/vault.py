@@ -27,6 +27,7 @@ from sfumato.vault.ledger import Account, Block
 from sfumato.vault.ledger.account import MAX_CAP
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.records import Records, check_precision
+from sfumato.vault.sealed import sealed
 from sfumato.vault.trim import LARGE, forget_compiled, trim
 
 Array: TypeAlias = Any
@@ -48,6 +49,7 @@ class Chunk:
         self.block.settle(self.spent)
 
 
+@sealed("records and unused noise")
 class Vault:
     """Records, sensitivity, noise and ledger behind one wall.
 
@@ -96,12 +98,6 @@ class Vault:
         self._gamma = 0.0
         self._kept: Array = None
         self._sums: dict[str, Callable[..., Array]] = {}
-
-    def __repr__(self) -> str:
-        return "<Vault sealed>"
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Vault is never serialised: it holds records and unused noise.")
 
     # -- vectors: the pilot ---------------------------------------------------------------------------------------
 

@@ -155,6 +155,21 @@ def test_outside_the_owners_box_nobody_is_asked_and_the_statement_says_so(node, 
         door.begin(WALK)
 
 
+def test_a_node_that_answers_in_another_way_is_not_taken_for_the_one_the_run_began_with(node, folder, monkeypatch):
+    """Restarted with another owner.toml: the second half of the chain would be of other records, or less exact."""
+    bob = connect(node.url, token=folder[1]["bob"])
+    _, door = door_for(bob, folder, run_id="other-file", epsilon=1.0)
+    door.close()
+    forget_runs(node.node)
+    file = node.node.file
+    data = msgspec.structs.replace(file.data, outside="clamp", precision="float32")
+    monkeypatch.setattr(node.node, "file", msgspec.structs.replace(file, data=data))
+    with pytest.raises(OwnerRefused, match="outside = 'clamp', precision = 'float32'") as refused:
+        door.begin(WALK)
+    assert refused.value.code == "other-terms"
+    forget_runs(node.node)
+
+
 def test_the_handshake_says_what_is_public_and_no_more(alice, node, folder):
     study = alice.studies["coin"]
     assert (alice.name, study.n, study.domain) == ("St Elsewhere", N, {"y": {"kind": "binary"}})
@@ -305,6 +320,53 @@ def test_the_end_of_a_run_by_budget_is_no_refusal_that_an_owner_should_worry_abo
     assert metrics.refusals["budget-spent"] == before["budget-spent"] + 1
 
 
+def test_the_owner_sees_who_was_answered_and_how_every_run_stands(tmp_path):
+    """Who looked in, or was refused, was told nothing; a run that is over is not one whose analyst has vanished."""
+    tokens = prepare(tmp_path, studies=("coin",))
+    with threaded(tmp_path) as running:
+        url, node = running.url, running.node
+        alice, bob = (connect(url, token=tokens[name]) for name in ("alice", "bob"))
+
+        def seen():
+            node.books.journal.fold()
+            return call(f"{url}/api/console/state", tokens["owner"])[1]
+
+        def stands(run, state):
+            until = time.monotonic() + 10
+            while (now := {line["run"]: line["state"] for line in seen()["runs"]}[run]) != state:
+                assert time.monotonic() < until, now
+                time.sleep(0.02)
+
+        with pytest.raises(BudgetSpent):
+            door_for(bob, (tmp_path, tokens), run_id="too-much", epsilon=12.0)
+        assert seen()["analysts"] == 0 and "0 answers to 0 analysts on" in seen()["statement"]
+        _, idle = door_for(bob, (tmp_path, tokens), run_id="opened-only", epsilon=0.5)
+        _, door = door_for(alice, (tmp_path, tokens), run_id="first", epsilon=0.5)
+        door.begin(WALK)
+        door.ask("q/0", RATIO)
+        assert seen()["analysts"] == 1 and "1 answers to 1 analyst on" in seen()["statement"]
+        stands("first", "connected")
+        door._socket._socket.close()  # its machine is switched off
+        stands("first", "away")
+        door.ask("q/0", RATIO)
+        stands("first", "connected")
+        door.close()
+        stands("first", "finished")
+        _, door = door_for(alice, (tmp_path, tokens), run_id="second", epsilon=0.2)
+        door.begin(WALK)
+        with pytest.raises(BudgetSpent):
+            for i in range(10_000):
+                door.ask(f"q/{i}", msgspec.structs.replace(RATIO, theta_prop=[[-0.78]]))
+        door.close()
+        stands("second", "budget spent")
+        idle.close()
+        forget_runs(node)
+        stands("first", "finished")
+        stands("second", "budget spent")
+        node.ended.clear()  # as after a restart: the ledger knows
+        stands("second", "budget spent")
+
+
 def test_a_broken_line_is_mended_and_the_question_asked_again(node, alice, folder):
     _, door = door_for(alice, folder, run_id="broken")
     door.begin(WALK)
@@ -328,6 +390,42 @@ def test_a_pause_holds_answers_back_and_a_patient_client_gets_them(node, alice, 
     node.node.resume("owner")
     asking.join(20)
     assert done[0].id == "q/0"
+    door.close()
+
+
+def test_opening_a_run_on_a_paused_node_ends_in_the_nodes_refusal(node, folder, tmp_path):
+    """Nothing of it stays: no connection, no account, no checkpoint folder."""
+    owner = connect(node.url, token=folder[1]["alice"], patience=0.2)
+    opened = node.node.metrics.opened
+    node.node.pause("owner")
+    try:
+        with pytest.raises(OwnerRefused, match="paused") as refused:
+            door_for(owner, folder, run_id="too-early")
+        assert refused.value.code == "paused"
+        with pytest.raises(OwnerRefused, match="paused"):
+            sf.sample(
+                load(folder[0], "coin"), owner, epsilon=1.0, delta=1e-6, checkpoint=tmp_path / "run", progress=False
+            )
+    finally:
+        node.node.resume("owner")
+    assert node.node.metrics.opened == opened and not (tmp_path / "run").exists()
+    until = time.monotonic() + 10
+    while any(session.token.name == "alice" and session._run is None for session in node.node.sessions):
+        assert time.monotonic() < until, "a connection stayed open"
+        time.sleep(0.01)
+
+
+def test_a_line_that_breaks_during_a_pause_is_mended_when_the_pause_ends(node, alice, folder):
+    """A new connection has its run and its terms before anything is asked on it, however long that takes."""
+    _, door = door_for(alice, folder, run_id="broken-pause")
+    door.begin(WALK)
+    first = door.ask("q/0", RATIO)
+    node.node.pause("owner")
+    door._socket._socket.shutdown(2)
+    ending = threading.Timer(0.3, node.node.resume, ("owner",))
+    ending.start()
+    assert door.ask("q/0", RATIO) == first
+    ending.join()
     door.close()
 
 
@@ -384,6 +482,53 @@ def test_the_first_ratio_does_not_hold_up_the_others(node, alice, folder, monkey
         assert where == [False, True, True, False]
         where.clear()
     door.close()
+
+
+def test_begin_in_a_loop_keeps_nobody_else_waiting_and_ends_by_its_rate(tmp_path, monkeypatch):
+    """Settling terms proves and compiles, for nothing: one at a time for a token, apart from answers, and so many a minute."""
+    from sfumato.vault.desk import Desk
+
+    tokens = prepare(tmp_path, studies=("coin",))
+    file = tmp_path / "owner.toml"
+    file.write_text(file.read_text().replace("begins_per_minute = 100000.0", "begins_per_minute = 24.0"))
+    begin, begun, let_go = Desk.begin, [], threading.Event()
+
+    def slowly(desk, terms):
+        if terms.sigma > 3.0:  # alice's, as if each were a large model's
+            begun.append(terms)
+            assert let_go.wait(60)
+        return begin(desk, terms)
+
+    monkeypatch.setattr(Desk, "begin", slowly)
+    with threaded(tmp_path) as running:
+        hasty = connect(running.url, token=tokens["alice"], patience=0.0)
+        doors = [door_for(hasty, (tmp_path, tokens), run_id=f"loop-{i}", epsilon=1.0)[1] for i in range(12)]
+        wanted = [msgspec.structs.replace(WALK, sigma=4.0 + i) for i in range(12)]
+        loops = [threading.Thread(target=door.begin, args=(terms,)) for door, terms in zip(doors, wanted, strict=True)]
+        for loop in loops:
+            loop.start()
+        until = time.monotonic() + 30
+        while sum(run.busy for run in running.node.runs.values()) < 12 or not begun:  # until all are with the node
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        bob = connect(running.url, token=tokens["bob"], patience=0.0)
+        _, door = door_for(bob, (tmp_path, tokens), run_id="ordinary", epsilon=1.0)
+        door.begin(WALK)
+        answers = [door.ask(f"q/{i}", RATIO).id for i in range(20)]
+        assert len(answers) == 20 and door.left > 0
+        assert len(begun) == 1 and all(loop.is_alive() for loop in loops)
+        let_go.set()
+        for loop in loops:
+            loop.join(60)
+        assert len(begun) == 12
+        with pytest.raises(OwnerRefused, match="Too many") as refused:
+            for i in range(100):
+                doors[0].begin(msgspec.structs.replace(WALK, sigma=40.0 + i))
+        assert refused.value.code == "too-fast"
+        doors[1].begin(wanted[1])  # terms that are settled already cost nothing: a client may come back at any time
+        door.begin(msgspec.structs.replace(WALK, sigma=2.5))  # nor does the rate concern another analyst
+        for one in (*doors, door):
+            one.close()
 
 
 def test_a_run_goes_on_as_the_analyst_who_began_it(node, folder, tmp_path):

@@ -1,16 +1,21 @@
 """Several owners, one theta: separate noise, separate accounts, and every ending named after whom it is due to."""
 
+import hashlib
+import json
+
 import msgspec
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy.optimize import brentq
 
 import sfumato as sf
 from sfumato import consortium
 from sfumato.access import rounds as rounds_module
 from sfumato.access.questions import Reply
 from sfumato.errors import BadAnswer, BudgetSpent, CheckpointError, InvalidInput
+from sfumato.planner import budget_mu
 from sfumato.planner.owners import share_out
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 
@@ -324,6 +329,52 @@ def test_a_run_goes_on_with_the_same_owners_in_the_same_order(tmp_path):
     promising = owners(epsilons=(1.0, 0.5, 1.0))[:2]
     with pytest.raises(CheckpointError, match="promise it was started with"):
         sf.resume(tmp_path / "c", promising, model=coin)
+
+
+def normal_mean(x):
+    m = numpyro.sample("m", dist.Normal(0.0, 10.0))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("x", dist.Normal(m, 1.0), obs=x)
+
+
+def test_a_run_goes_on_under_the_sensitivity_and_the_domains_it_was_begun_with(tmp_path):
+    """Clipped first and certified afterwards, the chain would be stated exact, and is not."""
+    x = {"x": np.linspace(-1, 1, 2000)}
+
+    def two(first):
+        return [sf.Owner(x, name="amber", domain={"x": sf.Box(-1, first)}), sf.Owner(x, name="birch")]
+
+    sf.sample(
+        normal_mean, two(1), domain={"x": sf.Box(-2, 2)}, epsilon=1.0, delta=1e-6, sensitivity=sf.Clip(per_step=1.0),
+        seed=1, chains=2, kernel="guided", force=True, progress=False, pilot_share=0.0, guess={"m": 0.0},
+        max_iterations=5, checkpoint=tmp_path / "c",
+    )  # fmt: skip
+    with pytest.raises(InvalidInput, match=r"sensitivity it was started with, Clip\(bound=None, per_step=1.0\)"):
+        sf.resume(tmp_path / "c", two(1), model=normal_mean)
+    with pytest.raises(InvalidInput, match="sensitivity it was started with"):
+        sf.resume(tmp_path / "c", two(1), model=normal_mean, sensitivity=sf.Clip(per_step=2.0))
+    with pytest.raises(CheckpointError, match="'amber' now has domain"):
+        sf.resume(tmp_path / "c", two(2), model=normal_mean, sensitivity=sf.Clip(per_step=1.0))
+    run = sf.resume(tmp_path / "c", two(1), model=normal_mean, sensitivity=sf.Clip(per_step=1.0), progress=False)
+    assert run.iterations == 5
+    assert all("exact only as far as no record's term was cut" in each.exact for each in run.privacy.owners)
+
+
+def test_a_promise_of_the_same_mu_is_another_promise(tmp_path):
+    """The ledger enforces mu alone; the statement tells epsilon and delta, and they are those the run began with."""
+    sf.sample(coin, owners()[:2], max_iterations=5, checkpoint=tmp_path / "c", **SHORT)
+    other = owners()[:2]
+    mu = budget_mu(other[0].epsilon, other[0].delta)
+    other[0].delta = 1e-3
+    other[0].epsilon = brentq(lambda e: budget_mu(e, 1e-3) - mu, 1e-3, 1.0, xtol=1e-15)
+    with pytest.raises(CheckpointError, match="promise it was started with, and 'amber'"):
+        sf.resume(tmp_path / "c", other, model=coin)
+    file = json.loads((tmp_path / "c" / "run.json").read_text())
+    file["terms"]["promises"]["amber"][0] = 0.01
+    file["digest"] = hashlib.sha256(json.dumps(file["terms"], sort_keys=True).encode()).hexdigest()
+    (tmp_path / "c" / "run.json").write_text(json.dumps(file))
+    with pytest.raises(CheckpointError, match="those of its cap"):
+        sf.resume(tmp_path / "c", owners()[:2], model=coin)
 
 
 # -- bundles in the list ----------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from sfumato.families.langevin import public_part
 from sfumato.kernel import Componentwise, Guided, Langevin, PublicStream, RandomWalk, ReferenceLangevin, State
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study import make_study
-from sfumato.vault import engine, records, reference, scan
+from sfumato.vault import engine, langevin, records, reference, scan
 from sfumato.vault.desk import Desk
+from sfumato.vault.lattice import choose_gamma
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault
 from unit.owners.fixed_noise import Fixed
@@ -138,6 +139,32 @@ def test_langevin_by_rounds_is_the_compiled_one():
     whole = compiled(langevin_case())
     assert 0.1 < whole["accepted"].mean() < 1.0
     assert_same(whole, by_rounds(langevin_case()))
+
+
+def test_a_stray_dear_move_is_rejected_unasked_by_rounds_as_in_the_compiled_loop(monkeypatch):
+    """It would take the budget of a thousand steps, or end the run: neither road asks about it, in either direction."""
+    case = langevin_case()
+    monkeypatch.setattr(langevin, "TOO_DEAR", 2.0)
+    one, other = by_rounds(case), compiled(case)
+    assert_same(one, other)
+    unasked = np.isnan(one["d_n_noisy"])
+    assert 0 < unasked.sum() < unasked.size
+    assert np.all(one["sensitivity"][unasked] == 0) and not np.any(one["accepted"][unasked])
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        agreed_on = Terms(
+            kernel="langevin", chains=1, sigma=case.sigma, gamma=choose_gamma(case.sigma, N),
+            proposal_sigma=case.kernel.proposal_sigma, proposal_gamma=choose_gamma(case.kernel.proposal_sigma, N),
+            matrix=case.kernel.matrix.tolist(),
+        )  # fmt: skip
+        door.begin(agreed_on)
+        far, near = np.array([2.0, -1.0, 0.5]), np.array([0.02, -0.01, 0.005])
+        answered = [
+            door.ask(str(i), Correction(direction=[u.tolist()], asked=[True])).answered[0]
+            for i, u in enumerate((far, -far, near, -near))
+        ]
+        door.close()
+    assert answered == [False, False, True, True]
 
 
 def assert_close(one, other, digits=1e-9):

@@ -142,7 +142,7 @@ function draw() {
   drawRates(state.rates);
   rows("runs", state.runs.map((run) => [
     cell(run.study), cell(run.analyst), cell(run.run.slice(0, 8)), cell(when(run.opened)),
-    cell(run.answers.toLocaleString("en")), cell(spent(run.budget)), cell(run.active ? "connected" : "away", run.active ? "good" : "none"),
+    cell(run.answers.toLocaleString("en")), cell(spent(run.budget)), cell(run.state, run.state === "connected" ? "good" : "none"),
   ]), "No run has been opened yet.", 7);
   rows("tokens", state.tokens.map((line) => {
     const button = document.createElement("button");
