@@ -47,13 +47,13 @@ def test_at_a_logit_of_zero_one_record_moves_the_sum_of_gradients_by_no_more_tha
     across /= 2 ** np.ceil(np.log2(np.linalg.norm(across)))  # a power of two: x' theta stays exactly zero
     assert across @ centre == 0.0
     with jax.enable_x64(True):
-        gradients = study.near.at(centre, np.eye(2)).gradients
+        _, gradients, body = study.near.at(centre, np.eye(2))
         low, high = reference.integer_range(gradients, gamma, 2)
         totals = []
         for x in (across, -across):
             for y in (0, 1):
                 engine = LocalEngine(records.load({"x": np.array([x, x]), "y": np.array([y, y])}, BALL), study)
-                totals.append(engine.gradient(Place(centre, np.eye(2), low, high, gamma)) / 2 * gamma)
+                totals.append(engine.gradient(Place(body, np.eye(2), low, high, gamma)) / 2 * gamma)
                 assert totals[-1] == pytest.approx((y - 0.5) * x, abs=1e-9)
         wrong = jax.grad(study.model.log_likelihood)(
             jnp.asarray(centre), {"x": jnp.asarray(across), "y": jnp.asarray(1)}
@@ -70,7 +70,8 @@ def test_gradients_by_the_proven_program_are_those_of_the_model(model, domain):
     with jax.enable_x64(True):
         table = {"x": jnp.asarray(x), "y": jnp.asarray(y).astype(int)}
         theta = jnp.asarray(rng.normal(size=study.model.dim))
-        ours = jax.jit(jax.vmap(study.near.gradient, (None, 0)))(theta, table)
+        body = study.near.at(theta, np.eye(study.model.dim)).body
+        ours = jax.jit(jax.vmap(study.near.vector, (None, 0)))(body, table)
         theirs = jax.vmap(jax.grad(study.model.log_likelihood), (None, 0))(theta, table)
     assert np.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     assert np.abs(theirs).max() > 0.1

@@ -1,0 +1,74 @@
+r"""The body that every record's vector is cut to, before it is summed: its diameter is what the first query is charged for.
+
+At a reference point :math:`\theta^*` a record's vector is :math:`s(r) = \sum_j\varphi_j\,a_j(r)`, with the slopes
+:math:`\varphi_j` of the log-likelihood in its linear predictors, and coefficients :math:`a_j` affine in the record's numbers r.
+The body is the set of all such sums with r in the declared region and the slopes in a box that belongs to the cell of r:
+
+.. math:: K = \Bigl\{\sum_j\varphi_j\,a_j(r) : r\in R,\ \varphi\in\Phi_{k(r)}\Bigr\}.
+
+The vault does not trust the numbers it computes. It cuts r to R and the slopes to :math:`\Phi_{k(r)}`, whatever they are, and
+multiplies only then: so every vector lies in K *by construction*, and two of them are no further apart than its diameter
+(`gradients.gradient_set`: geometry of known sets, nothing about the model). The boxes :math:`\Phi_k` come from what is proven
+about the model (`remainder`). Where the proof is right they hold every slope that a record can have, so nothing is cut and the
+second query's range, proven for the slopes of these cells, holds for the vectors that are used. Where it were wrong, records
+would be cut, in both queries alike: the chain would be off, and as private as before.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.sensitivity.interval import Array
+from sfumato.sensitivity.region import Region
+from sfumato.sensitivity.remainder import Anchor
+
+
+class Body(NamedTuple):
+    """What a record's vector is cut to, as arrays: all public, all arguments of compiled programs.
+
+    Attributes
+    ----------
+    theta
+        The reference point.
+    directions
+        Coefficients of the predictors along which the region is cut into cells, over the record's numbers.
+    edges
+        Where one cell ends and the next begins, along each of them: shape (axis, cells along it - 1).
+    slope_low, slope_high
+        The box of slopes of every cell.
+    """
+
+    theta: Array
+    directions: Array
+    edges: Array
+    slope_low: Array
+    slope_high: Array
+
+    def cell(self, atoms: Array) -> Array:
+        """Number of the cell that a record of the region lies in."""
+        values = self.directions @ atoms
+        along = jnp.sum(
+            values[:, None] >= self.edges, axis=1
+        )  # beyond the last edge is the last cell, and so for the first
+        strides = (self.edges.shape[1] + 1) ** np.arange(len(self.edges))[::-1]
+        return jnp.sum(along * strides).astype(int)
+
+    def cut(self, region: Region, slopes: Array, atoms: Array) -> tuple[Array, Array]:
+        """Cut slopes and numbers of one record, whatever they are, to what the body is made of."""
+        inside = region.nearest(atoms)
+        cell = self.cell(inside)
+        low, high = self.slope_low[cell], self.slope_high[cell]
+        return jnp.clip(jnp.where(jnp.isnan(slopes), (low + high) / 2, slopes), low, high), inside
+
+
+def body_at(anchor: Anchor) -> Body:
+    """The body of the cells at a reference point; a slope without a bound is not cut, and `gradient_set` refuses it."""
+    count = len(anchor.low)
+    axes = anchor.low.shape[1]
+    each = round(count ** (1 / axes)) if axes else 1
+    grid = jnp.reshape(anchor.low, (*(each,) * axes, axes))
+    edges = [jnp.moveaxis(grid[..., i], i, 0).reshape(each, -1)[1:, 0] for i in range(axes)]
+    low = jnp.where(jnp.isnan(anchor.slope_low), -jnp.inf, anchor.slope_low)
+    high = jnp.where(jnp.isnan(anchor.slope_high), jnp.inf, anchor.slope_high)
+    return Body(anchor.theta, anchor.directions, jnp.stack(edges) if edges else jnp.zeros((0, 0)), low, high)
