@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.sensitivity.interval import Array
+from sfumato.sensitivity.predictors import Predictors
 from sfumato.sensitivity.region import Region
 from sfumato.sensitivity.remainder import Anchor
 
@@ -60,6 +61,11 @@ class Body(NamedTuple):
         cell = self.cell(inside)
         low, high = self.slope_low[cell], self.slope_high[cell]
         return jnp.clip(jnp.where(jnp.isnan(slopes), (low + high) / 2, slopes), low, high), inside
+
+    def vector(self, found: Predictors, slopes: Array, atoms: Array) -> Array:
+        """The element of the body that slopes and numbers of one record give, whatever they are."""
+        cut, inside = self.cut(found.region, slopes, atoms)
+        return jnp.einsum("m,mdb,b->d", cut, found.all_tables()[:, 1:], jnp.concatenate([jnp.ones(1), inside]))
 
 
 def body_at(anchor: Anchor) -> Body:

@@ -73,5 +73,4 @@ def record_vector(program: Program, body: Body, record: Mapping[str, Array]) -> 
         atoms = atoms.at[where].set(jnp.ravel(record[name]).astype(jnp.float64))
     walk = PointWalk(found, body.theta, atoms)
     low, high = program.walk(walk).first
-    slopes, inside = body.cut(found.region, jnp.broadcast_to((low + high) / 2, (found.number,)), walk.atoms)
-    return jnp.einsum("m,mdb,b->d", slopes, found.all_tables()[:, 1:], jnp.concatenate([jnp.ones(1), inside]))
+    return body.vector(found, jnp.broadcast_to((low + high) / 2, (found.number,)), walk.atoms)

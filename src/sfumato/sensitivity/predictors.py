@@ -10,7 +10,7 @@ A function of the record alone becomes a new *atom*: one more number of the reco
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -65,11 +65,16 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Whether a condition can hold and can fail; `free`: it does not look at the parameter."""
+    """Whether a condition can hold and can fail here; `free`: it does not look at the parameter.
+
+    `on_domain` says the same for all records of the domain, where that is known in plain numbers. It alone decides whether a
+    branch is walked at all: so every walk, of a cell or of one record, takes the same way and finds the same predictors.
+    """
 
     yes: Array
     no: Array
     free: bool
+    on_domain: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -275,7 +280,7 @@ class Walk:
             return value
         if isinstance(value, np.ndarray):
             yes = value.astype(bool)
-            return Truth(yes, ~yes, True)
+            return Truth(yes, ~yes, True, (yes, ~yes))
         raise unsupported("a condition")
 
 
@@ -456,13 +461,15 @@ def _compare(name: str) -> Callable[..., Number]:
     def rule(walk: Walk, params: Any, x: Number, y: Number) -> Number:
         if x is y:
             same = np.full(x.shape, name in ("eq", "le", "ge"))
-            return Truth(same, ~same, True)
+            return Truth(same, ~same, True, (same, ~same))
+        if name in ("eq", "ne") and (isinstance(x, Truth) or isinstance(y, Truth)):
+            differ = _logical("xor")(walk, params, x, y)
+            return differ if name == "ne" else _logical("not")(walk, params, differ)
         if not (walk.still(x) and walk.still(y)):
             return compared(walk.jet(x).value, walk.jet(y).value, False)
         always = compared(Walk.known(walk, x), Walk.known(walk, y), True)
-        if np.all(always.yes != always.no):  # the domain decides: a branch that no record takes is never walked
-            return always
-        return compared(walk.known(x), walk.known(y), True)
+        on_domain = np.asarray(always.yes), np.asarray(always.no)
+        return replace(compared(walk.known(x), walk.known(y), True), on_domain=on_domain)
 
     def compared(a: Interval, b: Interval, free: bool) -> Truth:
         below, above = a.hi < b.lo, a.lo > b.hi
@@ -476,17 +483,22 @@ def _compare(name: str) -> Callable[..., Number]:
 
 
 def _logical(name: str) -> Callable[..., Number]:
+    def combine(*truths: tuple[Any, Any]) -> tuple[Any, Any]:
+        (a_yes, a_no), *rest = truths
+        if name == "not":
+            return a_no, a_yes
+        ((b_yes, b_no),) = rest
+        if name == "and":
+            return a_yes & b_yes, a_no | b_no
+        if name == "or":
+            return a_yes | b_yes, a_no & b_no
+        return (a_yes & b_no) | (a_no & b_yes), (a_yes & b_yes) | (a_no & b_no)
+
     def rule(walk: Walk, params: Any, *values: Number) -> Number:
         truths = [walk.truth(v) for v in values]
-        free = all(t.free for t in truths)
-        if name == "not":
-            return Truth(truths[0].no, truths[0].yes, free)
-        a, b = truths
-        if name == "and":
-            return Truth(a.yes & b.yes, a.no | b.no, free)
-        if name == "or":
-            return Truth(a.yes | b.yes, a.no & b.no, free)
-        return Truth((a.yes & b.no) | (a.no & b.yes), (a.yes & b.yes) | (a.no & b.no), free)
+        known = [t.on_domain for t in truths if t.on_domain is not None]
+        on_domain = combine(*known) if len(known) == len(truths) else None
+        return Truth(*combine(*((t.yes, t.no) for t in truths)), all(t.free for t in truths), on_domain)
 
     return rule
 
@@ -495,11 +507,12 @@ def _select(walk: Walk, params: Any, which: Number, *cases: Number) -> Number:
     if len(cases) != 2:
         raise unsupported("select_n")
     condition = walk.truth(which)
-    decided = isinstance(condition.yes, np.ndarray) and isinstance(condition.no, np.ndarray)
-    if decided and not np.any(condition.no):
-        return cases[1]
-    if decided and not np.any(condition.yes):
-        return cases[0]
+    if condition.on_domain is not None:  # a branch that no record takes is never walked
+        yes, no = condition.on_domain
+        if not np.any(no):
+            return cases[1]
+        if not np.any(yes):
+            return cases[0]
     return jets.choose(condition.yes, condition.no, condition.free, walk.jet(cases[1]), walk.jet(cases[0]))
 
 
