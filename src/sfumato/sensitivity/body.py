@@ -34,26 +34,27 @@ class Body(NamedTuple):
         The reference point.
     directions
         Coefficients of the predictors along which the region is cut into cells, over the record's numbers.
-    edges
-        Where one cell ends and the next begins, along each of them: shape (axis, cells along it - 1).
+    start, scale
+        Where the cells begin along each of them, and how many go into one unit: they are all as wide.
     slope_low, slope_high
         The box of slopes of every cell.
     """
 
     theta: Array
     directions: Array
-    edges: Array
+    start: Array
+    scale: Array
     slope_low: Array
     slope_high: Array
 
     def cell(self, atoms: Array) -> Array:
         """Number of the cell that a record of the region lies in."""
-        values = self.directions @ atoms
-        along = jnp.sum(
-            values[:, None] >= self.edges, axis=1
-        )  # beyond the last edge is the last cell, and so for the first
-        strides = (self.edges.shape[1] + 1) ** np.arange(len(self.edges))[::-1]
-        return jnp.sum(along * strides).astype(int)
+        axes = len(self.directions)
+        count = round(len(self.slope_low) ** (1 / axes)) if axes else 1
+        along = jnp.floor((self.directions @ atoms - self.start) * self.scale)
+        strides = count ** np.arange(axes)[::-1]
+        # Only rounding gets beyond the ends: to the first cell, or the last.
+        return jnp.sum(jnp.clip(along, 0, count - 1).astype(int) * strides)
 
     def cut(self, region: Region, slopes: Array, atoms: Array) -> tuple[Array, Array]:
         """Cut slopes and numbers of one record, whatever they are, to what the body is made of."""
@@ -69,12 +70,9 @@ class Body(NamedTuple):
 
 
 def body_at(anchor: Anchor) -> Body:
-    """The body of the cells at a reference point; a slope without a bound is not cut, and `gradient_set` refuses it."""
-    count = len(anchor.low)
-    axes = anchor.low.shape[1]
-    each = round(count ** (1 / axes)) if axes else 1
-    grid = jnp.reshape(anchor.low, (*(each,) * axes, axes))
-    edges = [jnp.moveaxis(grid[..., i], i, 0).reshape(each, -1)[1:, 0] for i in range(axes)]
+    """The body of even cells at a reference point; a slope without a bound is not cut, and `gradient_set` refuses it."""
+    start, wide = anchor.low.min(axis=0), anchor.high[0] - anchor.low[0]
+    scale = jnp.where(wide > 0, 1.0 / jnp.where(wide > 0, wide, 1.0), 0.0)
     low = jnp.where(jnp.isnan(anchor.slope_low), -jnp.inf, anchor.slope_low)
     high = jnp.where(jnp.isnan(anchor.slope_high), jnp.inf, anchor.slope_high)
-    return Body(anchor.theta, anchor.directions, jnp.stack(edges) if edges else jnp.zeros((0, 0)), low, high)
+    return Body(anchor.theta, anchor.directions, start, scale, low, high)

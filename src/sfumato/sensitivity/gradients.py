@@ -135,30 +135,41 @@ def _only_ball(region: Region, used: np.ndarray) -> tuple[int, int, float] | Non
 def _on_ball(
     points: np.ndarray, mover: int, ball: tuple[int, int, float], cells: list[_Cell], cut: np.ndarray, region: Region
 ) -> GradientSet:
+    """The smaller of two diameters: of slices along the predictor that is cut, and of whole balls.
+
+    A slice is taken as a segment times a ball across. Where other numbers of the record move the predictor more than the
+    covariates do (a wide outcome), every slice is nearly the whole ball, and the cylinder around it is wider than that.
+    """
     start, count, radius = ball
     image = points[mover][:, 1 + start : 1 + start + count]
     along = cut[start : start + count]
     length = float(np.linalg.norm(along))
+    whole = [(_slice_points(points, mover, c, np.zeros(len(image)), (0.0,)), radius) for c in cells]
+    found = _of_slices(whole, image)
     if length < 1e-12:  # the predictor that is cut does not look at the ball
-        centres = [(_slice_points(points, mover, c, np.zeros(len(image)), (0.0,)), radius) for c in cells]
-        across = image
-    else:
-        unit = along / length
-        across = image - np.outer(image @ unit, unit)
-        others = cut.copy()
-        others[start : start + count] = 0.0
-        span = region.known_range(np.zeros(()), others)
-        centres = []
-        for cell in cells:
-            low, high = (cell.low - float(span.hi)) / length, (cell.high - float(span.lo)) / length
-            low, high = max(low, -radius), min(high, radius)
-            if low > high:
-                low = high = float(np.clip((low + high) / 2, -radius, radius))
-            nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high)) * (1 - MARGIN)
-            room = np.sqrt(max(radius**2 - nearest**2, 0.0))
-            centres.append((_slice_points(points, mover, cell, image @ unit, (low, high)), room))
-    where = np.concatenate([c for (c, _), _ in centres])
-    reach = np.concatenate([r * room for (_, r), room in centres])
+        return found
+    unit = along / length
+    others = cut.copy()
+    others[start : start + count] = 0.0
+    span = region.known_range(np.zeros(()), others)
+    slices = []
+    for cell in cells:
+        low, high = (cell.low - float(span.hi)) / length, (cell.high - float(span.lo)) / length
+        low, high = max(low, -radius), min(high, radius)
+        if low > high:
+            low = high = float(np.clip((low + high) / 2, -radius, radius))
+        nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high)) * (1 - MARGIN)
+        room = np.sqrt(max(radius**2 - nearest**2, 0.0))
+        slices.append((_slice_points(points, mover, cell, image @ unit, (low, high)), room))
+    sliced = _of_slices(slices, image - np.outer(image @ unit, unit))
+    low, high = np.maximum(found.low, sliced.low), np.minimum(found.high, sliced.high)
+    return GradientSet(min(found.diameter, sliced.diameter), low, high)
+
+
+def _of_slices(slices: list[tuple[tuple[np.ndarray, np.ndarray], float]], across: np.ndarray) -> GradientSet:
+    """Diameter of a union of balls, all mapped by `across`, at points: each with the factors of its radius."""
+    where = np.concatenate([c for (c, _), _ in slices])
+    reach = np.concatenate([r * room for (_, r), room in slices])
     values, vectors = np.linalg.eigh(across.T @ across)
     values, turned = np.maximum(values, 0.0), where @ (across @ vectors)
     best = 0.0

@@ -451,7 +451,7 @@ def _to_whole(walk: Walk, params: Any, x: Number) -> Number:
     if not (isinstance(x, Linear) and x.record_only):
         raise unsupported("convert_element_type")
     low, high = Walk.known(walk, x)
-    kind = jnp.iinfo(params["new_dtype"])
+    kind = jnp.iinfo(params["new_dtype"])  # type: ignore[no-untyped-call]
     if not (np.min(low) > float(kind.min) - 1 and np.max(high) < float(kind.max) + 1):
         raise unsupported("convert_element_type")
     return x if params["from_whole"] else walk.record_function(("trunc",), increasing(jnp.trunc), jnp.trunc, x)

@@ -113,7 +113,7 @@ class Reference:
 
     @cached_property
     def _anchors(self) -> Any:
-        return hastily(lambda theta: (self.remainder.anchor(theta), self.remainder.anchor(theta, FINER)))
+        return hastily(lambda theta: (self.remainder.anchor(theta), self.remainder.anchor(theta, FINER, even=True)))
 
     def at(self, centre: np.ndarray, matrix: np.ndarray) -> Proven:
         """Prove what can be proven at a reference point; a planner asks about the same one again and again."""
