@@ -1,5 +1,7 @@
 """What is charged is what one record can do, also at the edges of floating point, where derivatives jump and sums wrap."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,12 @@ import pytest
 import sfumato as sf
 from sfumato.errors import InvalidInput
 from sfumato.kernel import PublicStream, ReferenceLangevin, State
+from sfumato.model import from_numpyro
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.study import make_study
+from sfumato.sensitivity import bounds_for
+from sfumato.sensitivity.reference import Reference
+from sfumato.sensitivity.remainder import Remainder
+from sfumato.study import Study, make_study
 from sfumato.vault import lattice, moments, records, reference
 from sfumato.vault.engine import LocalEngine, Place
 from sfumato.vault.ledger import Ledger
@@ -32,6 +38,7 @@ def hurdle(x, y):
         numpyro.sample("z", dist.Normal(mean, 1.0), obs=x[:, 0] * x[:, 1])
 
 
+COMPILED: dict = {}  # what one table's sums are compiled to serves all of them
 BALL = {"x": sf.Ball(1.0, dim=2), "y": sf.Binary()}
 BOX = {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Binary()}
 
@@ -47,13 +54,13 @@ def test_at_a_logit_of_zero_one_record_moves_the_sum_of_gradients_by_no_more_tha
     across /= 2 ** np.ceil(np.log2(np.linalg.norm(across)))  # a power of two: x' theta stays exactly zero
     assert across @ centre == 0.0
     with jax.enable_x64(True):
-        gradients = study.near.at(centre, np.eye(2)).gradients
+        _, gradients, body = study.near.at(centre, np.eye(2))
         low, high = reference.integer_range(gradients, gamma, 2)
         totals = []
         for x in (across, -across):
             for y in (0, 1):
                 engine = LocalEngine(records.load({"x": np.array([x, x]), "y": np.array([y, y])}, BALL), study)
-                totals.append(engine.gradient(Place(centre, np.eye(2), low, high, gamma)) / 2 * gamma)
+                totals.append(engine.gradient(Place(body, np.eye(2), low, high, gamma)) / 2 * gamma)
                 assert totals[-1] == pytest.approx((y - 0.5) * x, abs=1e-9)
         wrong = jax.grad(study.model.log_likelihood)(
             jnp.asarray(centre), {"x": jnp.asarray(across), "y": jnp.asarray(1)}
@@ -70,10 +77,50 @@ def test_gradients_by_the_proven_program_are_those_of_the_model(model, domain):
     with jax.enable_x64(True):
         table = {"x": jnp.asarray(x), "y": jnp.asarray(y).astype(int)}
         theta = jnp.asarray(rng.normal(size=study.model.dim))
-        ours = jax.jit(jax.vmap(study.near.gradient, (None, 0)))(theta, table)
+        body = study.near.at(theta, np.eye(study.model.dim)).body
+        ours = jax.jit(jax.vmap(study.near.vector, (None, 0)))(body, table)
         theirs = jax.vmap(jax.grad(study.model.log_likelihood), (None, 0))(theta, table)
     assert np.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     assert np.abs(theirs).max() > 0.1
+
+
+def worst_of(vectors):
+    return max(float(np.linalg.norm(a - b)) for a in vectors for b in vectors)
+
+
+def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_charged(monkeypatch):
+    """Slopes "proven" to be a third of what they are: the charge falls with them, and so does what leaves."""
+    real = Remainder.anchor
+
+    def wrong(self, theta, finer=1):
+        anchor = real(self, theta, finer)
+        return anchor._replace(slope_low=anchor.slope_low / 3, slope_high=anchor.slope_high / 3)
+
+    monkeypatch.setattr(Remainder, "anchor", wrong)
+    domain, gamma, rng = {"x": sf.Ball(1.0, dim=5), "y": sf.Binary()}, 2.0**-40, np.random.default_rng(0)
+    model = from_numpyro(logistic, domain)
+    study = Study(model, domain, bounds_for(model, domain), near=Reference(model, domain))
+    centre, root = rng.normal(size=5) / 3, np.linalg.cholesky(np.cov(rng.normal(size=(5, 40))))
+    corners = np.array(list(product((-1, 1), repeat=5))) / 5**0.5
+    x = np.concatenate([domain["x"].extremes(rng, 8), corners])
+    with jax.enable_x64(True):
+        _, gradients, body = study.near.at(centre, root)
+        low, high = reference.integer_range(gradients, gamma, 2)
+        uncut = jax.jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
+        sums, open_ones = [], []
+        for y in (0, 1):
+            table = {"x": jnp.asarray(x), "y": jnp.full(len(x), y)}
+            open_ones += list(np.asarray(uncut(jnp.asarray(centre), table)) @ root)
+            for one in x:
+                data = {"x": np.array([one, x[0]]), "y": np.array([y, 0])}
+                engine = LocalEngine(records.load(data, domain), study, compiled=COMPILED)
+                sums.append(engine.gradient(Place(body, root, low, high, gamma)) * gamma)
+    charged = (reference.first_cost(gradients, 1.0, gamma) / QUANTA_PER_UNIT) ** 0.5
+    assert 0.9 * charged <= worst_of(sums) <= charged
+    assert worst_of(open_ones) > 2 * charged  # without a cut
+    assert (
+        worst_of([np.clip(v, gradients.low, gradients.high) for v in open_ones]) > 1.5 * charged
+    )  # or coordinate by coordinate
 
 
 # -- sums beyond 64 bits ----------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ cannot hide itself. Nothing here decides whether an audit is valid (any statisti
 """
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -77,22 +77,24 @@ class Terms:
         return {what: vectors(what) for what in KINDS}
 
     @cached_property
-    def _gradient(self) -> Callable[[Array, Batch], Array]:
-        """Gradients of records, by the program that Langevin's bounds are proven for.
+    def _vectors_there(self) -> Callable[[Batch], Array]:
+        """Vectors of records at the kernel's reference point, as the vault sums them.
 
         Automatic differentiation will not do: at a kink of the model's formula (a logit of exactly zero) it gives the slope of
         one piece, which is no gradient. The auditor would take two such records for a leak.
         """
-        near = self._study.near
-        one = jax.grad(self._study.model.log_likelihood) if near is None else near.gradient
-        return jax.vmap(one, (None, 0))
+        near, kernel = self._study.near, cast(ReferenceLangevin, self._kernel)
+        if near is None:
+            centre = jnp.asarray(kernel.centre)
+            return jax.vmap(partial(jax.grad(self._study.model.log_likelihood), centre))
+        return jax.vmap(partial(near.vector, near.at(kernel.centre, kernel.matrix).body))
 
     @cached_property
     def _firsts(self) -> Callable[[Batch], Array]:
         kernel, family = self._kernel, self._study.family
         if isinstance(kernel, ReferenceLangevin):
-            centre, matrix = jnp.asarray(kernel.centre), jnp.asarray(kernel.matrix)
-            return jax.jit(lambda batch: self._gradient(centre, batch) @ matrix)
+            matrix, vectors = jnp.asarray(kernel.matrix), self._vectors_there
+            return jax.jit(lambda batch: vectors(batch) @ matrix)
         if isinstance(kernel, Langevin) and family is not None:
             statistic, matrix = family.statistic, jnp.asarray(kernel.matrix)
             return jax.jit(jax.vmap(lambda record: statistic(record).astype(jnp.float64) @ matrix))
@@ -106,9 +108,10 @@ class Terms:
         """Function of records and one pair of parameters."""
         kernel, bounds = self._kernel, self._study.bounds
         likelihood = jax.vmap(self._study.model.log_likelihood, (None, 0))
+        vectors = self._vectors_there if isinstance(kernel, ReferenceLangevin) else None
 
         def second_order(batch: Batch, theta: Array, theta_prop: Array) -> Array:
-            along = self._gradient(jnp.asarray(kernel.centre), batch) @ kernel.turn(theta, theta_prop).direction  # type: ignore[union-attr]
+            along = vectors(batch) @ kernel.turn(theta, theta_prop).direction  # type: ignore[union-attr, misc]
             return likelihood(theta_prop, batch) - likelihood(theta, batch) - along
 
         def linear(batch: Batch, theta: Array, theta_prop: Array) -> Array:

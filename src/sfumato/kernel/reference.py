@@ -20,7 +20,9 @@ for small h, the exact log acceptance ratio is
           + \log\eta(\theta') - \log\eta(\theta) - \kappa\delta^\top(c + c')
           - \tfrac{\kappa h}4(\lVert c'\rVert_M^2 - \lVert c\rVert_M^2), \qquad v = 2\kappa\delta + \tfrac{\kappa h}2 M(c' - c).
 
-The braces are a sum over records again, of second order in the step: the second query, with its own noise and penalty.
+The braces are a sum over records again, of second order in the step: the second query, with its own noise and penalty. The
+ratio is exact for any vector of the record in place of :math:`\nabla\ell(y_i,\theta^*)`, if :math:`S_n` is the sum of the same
+vectors: so the vault may cut them (`vault.reference`).
 :math:`\theta^*`, J and M need not be good: they cost efficiency, never exactness.
 """
 

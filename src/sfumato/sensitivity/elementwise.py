@@ -210,10 +210,27 @@ FUNCTIONS: dict[str, Function] = {
     "log_ndtr": Function(increasing(special.log_ndtr), decreasing(mills)),
 }
 
+
+def _round(x: Interval) -> Interval:
+    """To the nearest whole number; of two that are as near, either: operations differ in which they take."""
+    return Interval(jnp.ceil(x.lo - 0.5), jnp.floor(x.hi + 0.5))
+
+
+def remainder_image(by: np.ndarray | float, whole: bool) -> Map:
+    """Image of the rest of a division (C's fmod: it has the sign of the number); of whole numbers it is less by one at least."""
+    limit = np.abs(np.asarray(by, dtype=float)) - (1 if whole else 0)
+
+    def image(x: Interval) -> Interval:
+        high = jnp.where(x.hi > 0, jnp.minimum(limit, x.hi), 0.0)
+        return Interval(jnp.where(x.lo < 0, jnp.maximum(-limit, x.lo), 0.0), high)
+
+    return image
+
+
 STEPS: dict[str, Map] = {
     "floor": increasing(jnp.floor),
     "ceil": increasing(jnp.ceil),
-    "round": increasing(jnp.round),
+    "round": _round,
     "sign": _sign,
 }
 """Functions that jump: an image, and no slope."""

@@ -1,19 +1,19 @@
-r"""How far apart two records' gradients can be at a public reference point: a proven diameter.
+r"""How far apart two vectors of the body can be that records are cut to at a public reference point: its diameter.
 
-The first query of a Langevin step is :math:`\sum_i A^\top\nabla\ell(y_i,\theta^*)` with isotropic noise, so it costs the
-squared diameter of the set of whitened gradients. In the predictors, :math:`A^\top\nabla\ell = \sum_j\varphi_j
-A^\top a_j(r)` with :math:`a_j` affine in the record; in a cell of the record domain (`remainder`) each :math:`\varphi_j`
-lies in a proven interval. A product of intervals and an affine function is linear in each factor, so its extremes sit at
-corners:
+The first query of a Langevin step is :math:`\sum_i A^\top s(y_i)` with isotropic noise, so it costs the squared diameter of the
+whitened body :math:`A^\top K` (`body`). This module is geometry: it knows the cells, their boxes of slopes and the region of
+the record's numbers, and nothing of the model. In the predictors, :math:`A^\top s = \sum_j\varphi_j A^\top a_j(r)` with
+:math:`a_j` affine in the record. A product of intervals and an affine function is linear in each factor, so its extremes sit
+at corners:
 
 - on a *ball* of covariates a cell is a slice: a point along the cut predictor plus a ball across it. Two slices are at most
   :math:`\max_{\lVert z\rVert\le1}\lVert d + \rho Bz\rVert` apart, d the difference of their points, B the whitened image
   of the directions across, :math:`\rho` the sum of their radii: a one-dimensional dual problem;
 - on a *box* of few covariates a cell is a polytope, the convex hull of its corners: the diameter of finitely many points;
-- anywhere else, the diagonal of the smallest box around the set, or twice the longest gradient, whichever is less.
+- anywhere else, the diagonal of the smallest box around the set, or twice the longest vector, whichever is less.
 
-The set need not be centred: for a logistic regression on the unit ball with :math:`\lVert\theta^*\rVert = 1` its diameter
-is close to 1, while twice its longest element is 1.46.
+The body need not be centred: for a logistic regression on the unit ball with :math:`\lVert\theta^*\rVert = 1` its diameter
+is close to 1, that of the smallest ball around it 1.1, and twice its longest element 1.46.
 """
 
 from itertools import product
@@ -27,6 +27,8 @@ from sfumato.sensitivity.remainder import Anchor, Remainder
 
 GUARD = 1 + 1e-9
 """Outward rounding of what is computed here in double precision."""
+MARGIN = 1e-9
+"""Cells are taken wider by this part of the whole: where a record lies is computed in double precision, too."""
 MAX_CORNERS = 10
 """Covariates of a box up to which all corners are looked at."""
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -37,7 +39,7 @@ _ROWS = (
 
 
 class GradientSet(NamedTuple):
-    r"""The set of :math:`A^\top\nabla\ell(r, \theta^*)`: its diameter and the range of each coordinate. Proven."""
+    r"""The whitened body :math:`A^\top K`: its diameter and the range of each coordinate."""
 
     diameter: float
     low: np.ndarray
@@ -55,14 +57,14 @@ class _Cell(NamedTuple):
 
 @np.errstate(all="ignore")  # what overflows, or is no number, is refused at the end: `_guarded`
 def gradient_set(remainder: Remainder, anchor: Anchor, matrix: np.ndarray) -> GradientSet:
-    """Diameter and coordinate ranges of the whitened gradients at the reference point.
+    """Diameter and coordinate ranges of the whitened body at the reference point.
 
     Parameters
     ----------
     remainder, anchor
-        The model's bound, and its cells at the reference point.
+        The region, the coefficients of the predictors, and the cells at the reference point: those of the body.
     matrix
-        A, with which gradients are whitened.
+        A, with which vectors are whitened.
     """
     root, tables = np.asarray(matrix, dtype=float), remainder.tables[:, 1:]
     cells = _cells(remainder, anchor)
@@ -101,6 +103,9 @@ def _set_of(remainder: Remainder, anchor: Anchor, cells: list[_Cell], points: np
 def _cells(remainder: Remainder, anchor: Anchor) -> list[_Cell]:
     low, high = np.asarray(anchor.low), np.asarray(anchor.high)
     one = len(remainder.axes) == 1
+    if one:
+        margin = MARGIN * (high.max() - low.min() + np.abs(low).max() + np.abs(high).max())
+        low, high = low - margin, high + margin
     return [
         _Cell(s, t, float(low[i, 0]) if one else -np.inf, float(high[i, 0]) if one else np.inf)
         for i, (s, t) in enumerate(zip(np.asarray(anchor.slope_low), np.asarray(anchor.slope_high), strict=True))
@@ -130,30 +135,41 @@ def _only_ball(region: Region, used: np.ndarray) -> tuple[int, int, float] | Non
 def _on_ball(
     points: np.ndarray, mover: int, ball: tuple[int, int, float], cells: list[_Cell], cut: np.ndarray, region: Region
 ) -> GradientSet:
+    """The smaller of two diameters: of slices along the predictor that is cut, and of whole balls.
+
+    A slice is taken as a segment times a ball across. Where other numbers of the record move the predictor more than the
+    covariates do (a wide outcome), every slice is nearly the whole ball, and the cylinder around it is wider than that.
+    """
     start, count, radius = ball
     image = points[mover][:, 1 + start : 1 + start + count]
     along = cut[start : start + count]
     length = float(np.linalg.norm(along))
+    whole = [(_slice_points(points, mover, c, np.zeros(len(image)), (0.0,)), radius) for c in cells]
+    found = _of_slices(whole, image)
     if length < 1e-12:  # the predictor that is cut does not look at the ball
-        centres = [(_slice_points(points, mover, c, np.zeros(len(image)), (0.0,)), radius) for c in cells]
-        across = image
-    else:
-        unit = along / length
-        across = image - np.outer(image @ unit, unit)
-        others = cut.copy()
-        others[start : start + count] = 0.0
-        span = region.known_range(np.zeros(()), others)
-        centres = []
-        for cell in cells:
-            low, high = (cell.low - float(span.hi)) / length, (cell.high - float(span.lo)) / length
-            low, high = max(low, -radius), min(high, radius)
-            if low > high:
-                low = high = float(np.clip((low + high) / 2, -radius, radius))
-            nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
-            room = np.sqrt(max(radius**2 - nearest**2, 0.0))
-            centres.append((_slice_points(points, mover, cell, image @ unit, (low, high)), room))
-    where = np.concatenate([c for (c, _), _ in centres])
-    reach = np.concatenate([r * room for (_, r), room in centres])
+        return found
+    unit = along / length
+    others = cut.copy()
+    others[start : start + count] = 0.0
+    span = region.known_range(np.zeros(()), others)
+    slices = []
+    for cell in cells:
+        low, high = (cell.low - float(span.hi)) / length, (cell.high - float(span.lo)) / length
+        low, high = max(low, -radius), min(high, radius)
+        if low > high:
+            low = high = float(np.clip((low + high) / 2, -radius, radius))
+        nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high)) * (1 - MARGIN)
+        room = np.sqrt(max(radius**2 - nearest**2, 0.0))
+        slices.append((_slice_points(points, mover, cell, image @ unit, (low, high)), room))
+    sliced = _of_slices(slices, image - np.outer(image @ unit, unit))
+    low, high = np.maximum(found.low, sliced.low), np.minimum(found.high, sliced.high)
+    return GradientSet(min(found.diameter, sliced.diameter), low, high)
+
+
+def _of_slices(slices: list[tuple[tuple[np.ndarray, np.ndarray], float]], across: np.ndarray) -> GradientSet:
+    """Diameter of a union of balls, all mapped by `across`, at points: each with the factors of its radius."""
+    where = np.concatenate([c for (c, _), _ in slices])
+    reach = np.concatenate([r * room for (_, r), room in slices])
     values, vectors = np.linalg.eigh(across.T @ across)
     values, turned = np.maximum(values, 0.0), where @ (across @ vectors)
     best = 0.0

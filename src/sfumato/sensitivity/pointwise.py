@@ -1,14 +1,16 @@
-r"""The gradient of one record, computed through the very program whose slopes were proven.
+r"""The vector of one record: its gradient, computed through the very program whose slopes are bounded, and cut to the body.
 
-The first query of Langevin is charged for the diameter of the set of gradients, and that diameter is proven for the slopes
-:math:`\varphi_j` that the walk through the program (`predictors`) finds. Automatic differentiation of NumPyro's own formula
-may give something else: they are written in pieces, and where two pieces meet (a logit of exactly zero) it takes the slope of
-one of them. So the vault does not differentiate. It walks the same program with the predictors of one record in place of
-intervals around them,
+Langevin's two queries use the same vector s(r), and any would do, as long as the second query's range was computed for it. The
+range is proven for the slopes :math:`\varphi_j` that the walk through the program (`predictors`) finds. Automatic differentiation
+of NumPyro's own formula may give something else: it is written in pieces, and where two pieces meet (a logit of exactly zero)
+it takes the slope of one of them. So the vault walks the same program with the predictors of one record in place of intervals
+around them,
 
-.. math:: \nabla\ell(r, \theta) = \sum_j \varphi_j\bigl(L(\theta, r), r\bigr)\,a_j(r),
+.. math:: s(r) = \sum_j \varphi_j\bigl(L(\theta^*, r), r\bigr)\,a_j(r).
 
-and what comes out lies in what was proven, because intervals around a number contain what the number itself gives.
+Functions of the record alone (sin, a rest, a whole number) are evaluated as the program evaluates them, never by the middle of
+an interval. What comes out lies in what was proven, and is cut to it (`body`): the charge rests on the cut, not on the proof.
+That it is the gradient of the model is tried on made-up records before a model is taken (`reference.Reference.check`).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.sensitivity.body import Body
 from sfumato.sensitivity.interval import Array, Interval
 from sfumato.sensitivity.predictors import Linear, Number, Predictors, Program, Walk, atom_key
 
@@ -50,23 +53,24 @@ class PointWalk(Walk):
         here = table[..., 0] + table[..., 1:] @ self.atoms
         return Interval(here, here)
 
-    def record_function(self, name: tuple[Any, ...], image: Callable[..., Interval], *values: Number) -> Number:
-        """A function of the record alone: its atoms exist, and get their values here."""
-        low, high = image(*(self.known(v) for v in values))
+    def record_function(
+        self, name: tuple[Any, ...], image: Callable[..., Interval], exact: Callable[..., Array], *values: Number
+    ) -> Number:
+        """A function of the record alone: its atoms exist, and get the values that the program computes."""
+        value = exact(*(jnp.asarray(self.known(v).lo) for v in values))
         key, shape = atom_key(self, name, values)
         out: Linear = self.found.atom(key, Interval(np.zeros(shape), np.zeros(shape)), shape)
-        start, middle = self.found.derived[key], jnp.broadcast_to((low + high) / 2, shape).ravel()
-        self.atoms = self.atoms.at[start : start + middle.size].set(middle)
+        start, flat = self.found.derived[key], jnp.broadcast_to(value, shape).ravel()
+        self.atoms = self.atoms.at[start : start + flat.size].set(flat)
         return out
 
 
-def record_gradient(program: Program, theta: Array, record: Mapping[str, Array]) -> Array:
-    """Gradient of one record's log-likelihood; pure JAX, in 64-bit mode."""
+def record_vector(program: Program, body: Body, record: Mapping[str, Array]) -> Array:
+    """One record's vector at the body's reference point, cut to the body; pure JAX, in 64-bit mode."""
     found = program.predictors
     atoms = jnp.zeros(found.region.size)
     for name, where in program.columns.items():
         atoms = atoms.at[where].set(jnp.ravel(record[name]).astype(jnp.float64))
-    walk = PointWalk(found, theta.astype(jnp.float64), atoms)
+    walk = PointWalk(found, body.theta, atoms)
     low, high = program.walk(walk).first
-    slopes = jnp.broadcast_to((low + high) / 2, (found.number,))
-    return jnp.einsum("m,mdb,b->d", slopes, found.all_tables()[:, 1:], jnp.concatenate([jnp.ones(1), walk.atoms]))
+    return body.vector(found, jnp.broadcast_to((low + high) / 2, (found.number,)), walk.atoms)

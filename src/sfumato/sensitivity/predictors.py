@@ -10,15 +10,17 @@ A function of the record alone becomes a new *atom*: one more number of the reco
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
+from jax.scipy import special
 from numpyro.distributions import discrete
 from numpyro.distributions.util import clamp_probs
 
@@ -29,9 +31,9 @@ from sfumato.sensitivity import interval as iv
 from sfumato.sensitivity import jets
 from sfumato.sensitivity.canonical import log_density
 from sfumato.sensitivity.certifier import canonical_log_likelihood
-from sfumato.sensitivity.elementwise import FUNCTIONS, STEPS, real_power
+from sfumato.sensitivity.elementwise import FUNCTIONS, STEPS, increasing, real_power, remainder_image
 from sfumato.sensitivity.idioms import Step
-from sfumato.sensitivity.interpreter import _inner, _needed
+from sfumato.sensitivity.interpreter import _inner, _is_whole, _needed
 from sfumato.sensitivity.interval import Array, Interval
 from sfumato.sensitivity.jets import Jet
 from sfumato.sensitivity.moves import move
@@ -63,11 +65,16 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Whether a condition can hold and can fail; `free`: it does not look at the parameter."""
+    """Whether a condition can hold and can fail here; `free`: it does not look at the parameter.
+
+    `on_domain` says the same for all records of the domain, where that is known in plain numbers. It alone decides whether a
+    branch is walked at all: so every walk, of a cell or of one record, takes the same way and finds the same predictors.
+    """
 
     yes: Array
     no: Array
     free: bool
+    on_domain: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -206,7 +213,7 @@ class Walk:
         if name in structural_names():
             return self._structural(lambda *x: equation.primitive.bind(*x, **equation.params), operands)
         if name in _RULES:
-            return [_RULES[name](self, equation.params, *operands)]
+            return [_RULES[name](self, {**equation.params, "from_whole": _is_whole(equation.invars[0])}, *operands)]
         return [self._unary(name, operands)]
 
     def _structural(self, how: Callable[..., Any], operands: list[Number]) -> list[Number]:
@@ -235,7 +242,7 @@ class Walk:
             image = FUNCTIONS[name].image if name in FUNCTIONS else STEPS.get(name)
             if image is None:
                 raise unsupported(name)
-            return self.record_function((name,), image, value)
+            return self.record_function((name,), image, plain_function(name), value)
         make = jets.function(name)
         if make is None:
             raise unsupported(name)
@@ -245,8 +252,22 @@ class Walk:
         """Whether a number never looks at the parameter."""
         return isinstance(value, np.ndarray) or (isinstance(value, Linear) and value.record_only)
 
-    def record_function(self, name: tuple[Any, ...], image: Callable[..., Interval], *values: Number) -> Number:
-        """A function of the record alone: new atoms with a proven range."""
+    def record_function(
+        self, name: tuple[Any, ...], image: Callable[..., Interval], exact: Callable[..., Array], *values: Number
+    ) -> Number:
+        """A function of the record alone: new atoms with a proven range.
+
+        Parameters
+        ----------
+        name
+            What names the function, with its fixed numbers.
+        image
+            Its range on intervals: for all records of a domain.
+        exact
+            The function itself: for one record (`pointwise`). An interval around a number may be wide (of sin it is [-1, 1]).
+        values
+            What it is applied to.
+        """
         with jax.ensure_compile_time_eval():
             bounds = [Interval(*(jnp.asarray(end) for end in self.known(v))) for v in values]
             out = Interval(*(np.asarray(end) for end in image(*bounds)))
@@ -259,7 +280,7 @@ class Walk:
             return value
         if isinstance(value, np.ndarray):
             yes = value.astype(bool)
-            return Truth(yes, ~yes, True)
+            return Truth(yes, ~yes, True, (yes, ~yes))
         raise unsupported("a condition")
 
 
@@ -267,6 +288,18 @@ def atom_key(walk: Walk, name: tuple[Any, ...], values: tuple[Number, ...]) -> t
     """What names the atoms of a function of the record, and their shape."""
     shape = tuple(np.broadcast_shapes(*(np.shape(v) if isinstance(v, np.ndarray) else v.shape for v in values)))
     return (name, tuple(_key(walk.linear(v).table) for v in values), shape), shape
+
+
+_PLAIN: dict[str, Callable[[Array], Array]] = {
+    "softplus": jax.nn.softplus,
+    "ndtr": special.ndtr,
+    "log_ndtr": special.log_ndtr,
+}
+
+
+def plain_function(name: str) -> Callable[[Array], Array]:
+    """The function of one number of that name, on numbers: JAX's own, under the name of its primitive."""
+    return _PLAIN.get(name) or cast(Callable[[Array], Array], getattr(lax, name))
 
 
 def unsupported(name: str) -> Unsupported:
@@ -330,8 +363,8 @@ def _linear_product(walk: Walk, x: Linear, y: Linear) -> Number | None:
     """A column times a coordinate of the parameter is linear; a function of the record alone is a new atom."""
     if x.record_only and y.record_only:
         if x is y:
-            return walk.record_function(("square",), FUNCTIONS["square"].image, x)
-        return walk.record_function(("mul",), iv.mul, x, y)
+            return walk.record_function(("square",), FUNCTIONS["square"].image, jnp.square, x)
+        return walk.record_function(("mul",), iv.mul, jnp.multiply, x, y)
     for one, other in ((x, y), (y, x)):
         if one.record_only and other.parameter_only:
             a, b = _aligned(walk.linear(one), walk.linear(other))
@@ -344,16 +377,24 @@ def _mul(walk: Walk, params: Any, x: Number, y: Number) -> Number:
 
 
 def _div(walk: Walk, params: Any, x: Number, y: Number) -> Number:
+    if params["from_whole"]:  # a quotient of whole numbers drops its rest
+        raise unsupported("div")
     if isinstance(y, np.ndarray):
         return multiply(walk, x, np.asarray(1.0 / y.astype(float)))
     if walk.still(y):
-        return multiply(walk, x, walk.record_function(("reciprocal",), iv.reciprocal, y))
+        return multiply(walk, x, walk.record_function(("reciprocal",), iv.reciprocal, jnp.reciprocal, y))
     return multiply(walk, x, jets.reciprocal(walk.jet(y)))
 
 
 def _power(walk: Walk, x: Number, exponent: float) -> Number:
     if walk.still(x):
-        return walk.record_function(("pow", exponent), real_power(exponent).image, x)
+        whole = float(exponent).is_integer()
+        return walk.record_function(
+            ("pow", exponent),
+            real_power(exponent).image,
+            lambda v: lax.integer_pow(v, int(exponent)) if whole else v**exponent,
+            x,
+        )
     return x if exponent == 1.0 else jets.power(walk.jet(x), exponent)
 
 
@@ -402,22 +443,33 @@ def _convert(walk: Walk, params: Any, x: Number) -> Number:
         return x if kind == jnp.bool_ else walk.jet(x)
     if kind == jnp.bool_:
         return _compare("ne")(walk, {}, x, np.zeros(()))
-    if jnp.issubdtype(kind, jnp.integer) and not (isinstance(x, Linear) and x.record_only):
+    return _to_whole(walk, params, x) if jnp.issubdtype(kind, jnp.integer) else x
+
+
+def _to_whole(walk: Walk, params: Any, x: Number) -> Number:
+    """A function of the record as a whole number of some size: rounded towards zero, and refused where it would wrap."""
+    if not (isinstance(x, Linear) and x.record_only):
         raise unsupported("convert_element_type")
-    return x
+    low, high = Walk.known(walk, x)
+    kind = jnp.iinfo(params["new_dtype"])  # type: ignore[no-untyped-call]
+    if not (np.min(low) > float(kind.min) - 1 and np.max(high) < float(kind.max) + 1):
+        raise unsupported("convert_element_type")
+    return x if params["from_whole"] else walk.record_function(("trunc",), increasing(jnp.trunc), jnp.trunc, x)
 
 
 def _compare(name: str) -> Callable[..., Number]:
     def rule(walk: Walk, params: Any, x: Number, y: Number) -> Number:
         if x is y:
             same = np.full(x.shape, name in ("eq", "le", "ge"))
-            return Truth(same, ~same, True)
+            return Truth(same, ~same, True, (same, ~same))
+        if name in ("eq", "ne") and (isinstance(x, Truth) or isinstance(y, Truth)):
+            differ = _logical("xor")(walk, params, x, y)
+            return differ if name == "ne" else _logical("not")(walk, params, differ)
         if not (walk.still(x) and walk.still(y)):
             return compared(walk.jet(x).value, walk.jet(y).value, False)
         always = compared(Walk.known(walk, x), Walk.known(walk, y), True)
-        if np.all(always.yes != always.no):  # the domain decides: a branch that no record takes is never walked
-            return always
-        return compared(walk.known(x), walk.known(y), True)
+        on_domain = np.asarray(always.yes), np.asarray(always.no)
+        return replace(compared(walk.known(x), walk.known(y), True), on_domain=on_domain)
 
     def compared(a: Interval, b: Interval, free: bool) -> Truth:
         below, above = a.hi < b.lo, a.lo > b.hi
@@ -431,17 +483,22 @@ def _compare(name: str) -> Callable[..., Number]:
 
 
 def _logical(name: str) -> Callable[..., Number]:
+    def combine(*truths: tuple[Any, Any]) -> tuple[Any, Any]:
+        (a_yes, a_no), *rest = truths
+        if name == "not":
+            return a_no, a_yes
+        ((b_yes, b_no),) = rest
+        if name == "and":
+            return a_yes & b_yes, a_no | b_no
+        if name == "or":
+            return a_yes | b_yes, a_no & b_no
+        return (a_yes & b_no) | (a_no & b_yes), (a_yes & b_yes) | (a_no & b_no)
+
     def rule(walk: Walk, params: Any, *values: Number) -> Number:
         truths = [walk.truth(v) for v in values]
-        free = all(t.free for t in truths)
-        if name == "not":
-            return Truth(truths[0].no, truths[0].yes, free)
-        a, b = truths
-        if name == "and":
-            return Truth(a.yes & b.yes, a.no | b.no, free)
-        if name == "or":
-            return Truth(a.yes | b.yes, a.no & b.no, free)
-        return Truth((a.yes & b.no) | (a.no & b.yes), (a.yes & b.yes) | (a.no & b.no), free)
+        known = [t.on_domain for t in truths if t.on_domain is not None]
+        on_domain = combine(*known) if len(known) == len(truths) else None
+        return Truth(*combine(*((t.yes, t.no) for t in truths)), all(t.free for t in truths), on_domain)
 
     return rule
 
@@ -450,18 +507,19 @@ def _select(walk: Walk, params: Any, which: Number, *cases: Number) -> Number:
     if len(cases) != 2:
         raise unsupported("select_n")
     condition = walk.truth(which)
-    decided = isinstance(condition.yes, np.ndarray) and isinstance(condition.no, np.ndarray)
-    if decided and not np.any(condition.no):
-        return cases[1]
-    if decided and not np.any(condition.yes):
-        return cases[0]
+    if condition.on_domain is not None:  # a branch that no record takes is never walked
+        yes, no = condition.on_domain
+        if not np.any(no):
+            return cases[1]
+        if not np.any(yes):
+            return cases[0]
     return jets.choose(condition.yes, condition.no, condition.free, walk.jet(cases[1]), walk.jet(cases[0]))
 
 
 def _max(walk: Walk, params: Any, x: Number, y: Number) -> Number:
     if walk.still(x) and walk.still(y):
         return walk.record_function(
-            ("max",), lambda a, b: Interval(jnp.maximum(a.lo, b.lo), jnp.maximum(a.hi, b.hi)), x, y
+            ("max",), lambda a, b: Interval(jnp.maximum(a.lo, b.lo), jnp.maximum(a.hi, b.hi)), jnp.maximum, x, y
         )
     return jets.largest(walk.jet(x), walk.jet(y))
 
@@ -482,13 +540,16 @@ def _clamp(walk: Walk, params: Any, low: Number, x: Number, high: Number) -> Num
 def _rem(walk: Walk, params: Any, x: Number, y: Number) -> Number:
     if not (walk.still(x) and isinstance(y, np.ndarray) and y.size == 1):
         raise unsupported("rem")
-    limit = abs(float(y.reshape(()))) - 1
+    by = float(y.reshape(()))
+    image = remainder_image(by, params["from_whole"])
+    return walk.record_function(("rem", by, params["from_whole"]), image, lambda v: jnp.fmod(v, by), x)
 
-    def image(a: Interval) -> Interval:
-        high = jnp.where(a.hi > 0, jnp.minimum(limit, a.hi), 0.0)
-        return Interval(jnp.where(a.lo < 0, jnp.maximum(-limit, a.lo), 0.0), high)
 
-    return walk.record_function(("rem", limit), image, x)
+def _round(walk: Walk, params: Any, x: Number) -> Number:
+    if not walk.still(x):
+        raise unsupported("round")
+    way = params["rounding_method"]
+    return walk.record_function(("round", str(way)), STEPS["round"], partial(lax.round, rounding_method=way), x)
 
 
 def _xlogy(walk: Walk, params: Any, x: Number, y: Number) -> Number:
@@ -550,6 +611,7 @@ _RULES: dict[str, Callable[..., Number]] = {
     "min": _min,
     "clamp": _clamp,
     "rem": _rem,
+    "round": _round,
     "and": _logical("and"),
     "or": _logical("or"),
     "not": _logical("not"),

@@ -7,6 +7,7 @@ from jax import lax
 from sfumato.sensitivity import interval as iv
 from sfumato.sensitivity.arithmetic import expand, multiply, record_only, step_rule
 from sfumato.sensitivity.choices import equal, invert
+from sfumato.sensitivity.elementwise import remainder_image
 from sfumato.sensitivity.interval import Array, Interval
 from sfumato.sensitivity.rules import RULES, Params, is_fixed, rule, unsupported
 from sfumato.sensitivity.shapes import move_curved, structural
@@ -135,12 +136,7 @@ RULES["_truncate"] = step_rule(_truncate)
 
 @rule("rem")
 def _rem(scope: Scope, params: Params, first: Value, second: Value) -> Value:
-    if not (is_fixed(first) and isinstance(second, Const) and second.fixed and params.get("from_whole")):
+    if not (is_fixed(first) and isinstance(second, Const) and second.fixed):
         raise unsupported("rem")
-    limit = np.abs(np.asarray(second.at[0], dtype=float)) - 1
-
-    def image(x: Interval, _: Interval) -> Interval:
-        high = jnp.where(x.hi > 0, jnp.minimum(limit, x.hi), 0.0)
-        return Interval(jnp.where(x.lo < 0, jnp.maximum(-limit, x.lo), 0.0), high)
-
-    return record_only(scope, image, first, second)
+    image = remainder_image(np.asarray(second.at[0], dtype=float), _whole(params))
+    return record_only(scope, lambda x, _: image(x), first, second)

@@ -66,6 +66,17 @@ class Region:
         self.balls.append((self.size, count, radius))
         return self.add_box(np.full(count, -radius), np.full(count, radius))
 
+    def nearest(self, atoms: Array) -> Array:
+        """Cut one record's numbers to the region, whatever they are: what is not a number becomes the middle."""
+        bounded = self.in_box & np.isfinite(self.lo) & np.isfinite(self.hi)
+        middle = (np.where(bounded, self.lo, 0.0) + np.where(bounded, self.hi, 0.0)) / 2
+        out = jnp.clip(jnp.where(jnp.isnan(atoms), middle, atoms), self.lo, self.hi)
+        for start, count, radius in self.balls:
+            ball = out[start : start + count]
+            short = ball * jnp.minimum(1.0, radius / jnp.maximum(jnp.sqrt(jnp.sum(ball * ball)), 1e-300))
+            out = out.at[start : start + count].set(short)
+        return out
+
     def known_range(self, offset: np.ndarray, coefficients: np.ndarray) -> Interval:
         """Range of affine functions over the box around the region, in plain numbers."""
         low, high = self.lo[: coefficients.shape[-1]], self.hi[: coefficients.shape[-1]]

@@ -96,13 +96,14 @@ class Remainder:
 
     # -- at the reference point ---------------------------------------------------------------------------------------
 
-    def anchor(self, theta: Array, finer: int = 1) -> Anchor:
-        """Cells and slopes at a reference point; `finer` times as many along each predictor that is cut."""
+    def anchor(self, theta: Array, finer: int = 1, even: bool = False) -> Anchor:
+        """Cells and slopes at a reference point; `finer` times as many along each predictor that is cut, or all as wide."""
         offset, q = self._forms(theta)
         edges = {}
         count = finer * (CELLS if len(self.axes) == 1 else CELLS_EACH)
         for axis in self.axes:
-            edges[str(axis)] = _cut(self.region.range(jnp.zeros(()), q[axis]), count)
+            whole = self.region.range(jnp.zeros(()), q[axis])
+            edges[str(axis)] = _even(whole, count) if even else _cut(whole, count)
         if edges:
             cells = _product(edges)
             low, high = (jnp.stack([cells[str(a)][end] for a in self.axes], axis=1) for end in (0, 1))
@@ -212,6 +213,12 @@ class Remainder:
         high = jnp.sum(main.hi) + jnp.sum(blur) + jnp.sum(rest.hi)
         size = jnp.sum(iv.magnitude(main)) + jnp.sum(blur) + jnp.sum(iv.magnitude(rest))
         return widen(Interval(low, high), size)
+
+
+def _even(whole: Interval, count: int) -> Interval:
+    """Cells of one width: where a number lies among them is one multiplication."""
+    edges = whole.lo + (whole.hi - whole.lo) * jnp.linspace(0.0, 1.0, count + 1)
+    return Interval(edges[:-1], edges[1:])
 
 
 def _column(x: Interval) -> Interval:

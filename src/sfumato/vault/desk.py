@@ -551,10 +551,11 @@ class _Near:
         proven = near.at(centre, root)
         low, high = reference.integer_range(proven.gradients, terms.proposal_gamma, engine.n)
         self.agreed = Agreed(middle=[0] * dim)
-        self._engine, self._terms, self._dim, self._centre = engine, terms, dim, centre
+        self._engine, self._terms, self._dim = engine, terms, dim
+        self._body = jax.tree.map(np.asarray, proven.body)  # plain numbers: they may travel to where the records are
         self._first = reference.first_cost(proven.gradients, terms.proposal_sigma, terms.proposal_gamma)
         self._diameter = [proven.gradients.diameter]
-        self._total = engine.gradient(Place(centre, root, low, high, terms.proposal_gamma))
+        self._total = engine.gradient(Place(self._body, root, low, high, terms.proposal_gamma))
         self._anchor, self._price = proven.anchor, _remainder_price(near, terms.chains, dim)
         self.pools = [
             NoisePool(noise(terms.proposal_sigma / terms.proposal_gamma, dim + 1)),
@@ -592,7 +593,7 @@ class _Near:
         def answer() -> Answer:
             noise = self.pools[1].numbers(chains)
             theta, theta_prop, slope = (np.array(x).reshape(chains, dim) for x in points)
-            bend = Bend(theta, theta_prop, slope, self._centre, np.array(priced.lo), np.array(priced.hi), gamma)
+            bend = Bend(theta, theta_prop, slope, self._body, np.array(priced.lo), np.array(priced.hi), gamma)
             totals = self._engine.remainder(bend).tolist()
             return Answer(gamma, _noisy(totals, noise, priced.admissible), priced.widths, priced.admissible)
 

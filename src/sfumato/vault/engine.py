@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from sfumato.errors import InvalidInput
+from sfumato.sensitivity.body import Body
 from sfumato.sensitivity.reference import Reference
 from sfumato.study import Study
 from sfumato.vault import lattice, moments, reference, scan
@@ -74,9 +75,9 @@ Price: TypeAlias = Callable[..., tuple[Array, Array, lattice.Clamp]]
 
 
 class Place(NamedTuple):
-    """A reference point, its whitening matrix, and the integer range of each coordinate of one record's gradient."""
+    """The body at a reference point, the whitening matrix, and the integer range of each coordinate of one record's vector."""
 
-    centre: np.ndarray
+    body: Body
     matrix: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -84,12 +85,12 @@ class Place(NamedTuple):
 
 
 class Bend(NamedTuple):
-    """Where second-order scalars are asked: as a `Spot`, with the direction v of every chain and the reference point."""
+    """Where second-order scalars are asked: as a `Spot`, with the direction v of every chain and the body there."""
 
     theta: np.ndarray
     theta_prop: np.ndarray
     slope: np.ndarray
-    centre: np.ndarray
+    body: Body
     lo: np.ndarray
     hi: np.ndarray
     gamma: float
@@ -146,7 +147,7 @@ class Engine(Protocol):
         ...
 
     def gradient(self, place: Place) -> np.ndarray:
-        """Integer sum of whitened gradients at a reference point."""
+        """Integer sum of whitened vectors at a reference point: gradients, cut to the body there."""
         ...
 
     def remainder(self, bend: Bend) -> np.ndarray:
@@ -209,7 +210,7 @@ class LocalEngine:
         trim()
         self._compiled: dict[Any, Callable[..., Any]] = {} if compiled is None else compiled
         self._kept: _Kept | None = None
-        self._gradients: tuple[np.ndarray, Array] | None = None
+        self._vectors: tuple[np.ndarray, Array] | None = None
 
     @property
     def n(self) -> int:
@@ -302,7 +303,7 @@ class LocalEngine:
     # -- around a reference point -----------------------------------------------------------------------------------
 
     def gradient(self, place: Place) -> np.ndarray:
-        """Integer sum of whitened gradients at a reference point."""
+        """Integer sum of whitened vectors at a reference point."""
         with jax.enable_x64(True):
             sums = self._sums(place.gamma)
             run = self._build(
@@ -311,14 +312,12 @@ class LocalEngine:
             return np.asarray(run(self._held(), *(jax.device_put(part) for part in place[:4])))
 
     def remainder(self, bend: Bend) -> np.ndarray:
-        """Integer sum of every chain's second-order scalars: one pass, the terms of the last round and the gradients kept."""
+        """Integer sum of every chain's second-order scalars: one pass, the terms of the last round and the vectors kept."""
         with x64():
-            sums, chains = self._sums(bend.gamma), len(bend.theta)
-            cached = (
-                self._whole * chains <= scan.CACHE_TERMS and self._whole * len(bend.centre) <= reference.CACHE_GRADIENTS
-            )
-            run = self._build(("remainder", bend.gamma, chains), lambda: _compile_remainder(sums, chains, cached))
-            gradients, here, there = self._gradients_at(sums, bend.centre) if cached else jnp.zeros(0), None, None
+            sums, (chains, dim) = self._sums(bend.gamma), bend.theta.shape
+            cached = self._whole * chains <= scan.CACHE_TERMS and self._whole * dim <= reference.CACHE_GRADIENTS
+            run = self._build(("remainder", bend.gamma, chains), lambda: _compile_remainder(sums, chains))
+            vectors, here, there = self._vectors_at(sums, bend.body) if cached else bend.body, None, None
             chosen = _chosen(self._kept, bend.theta) if cached else None
             if cached and (self._kept is None or chosen is None):
                 score = self._build(
@@ -332,25 +331,26 @@ class LocalEngine:
             else:
                 here = there = jnp.zeros((chains, 0))
                 chosen = np.zeros(chains, bool)
-            numbers = pack(np.asarray(chosen), bend.theta, bend.theta_prop, bend.slope, bend.lo, bend.hi, bend.centre)
-            total, here, there = run(self._held(), gradients, here, there, numbers)
+            numbers = pack(np.asarray(chosen), bend.theta, bend.theta_prop, bend.slope, bend.lo, bend.hi)
+            total, here, there = run(self._held(), vectors, here, there, numbers)
             self._kept = _Kept(bend.theta, bend.theta_prop, here, there) if cached else None
             return np.asarray(total)
 
     def _sums(self, gamma: float) -> _Sums:
         return _Sums(self._study.model, self._study.domain, self._precision, self._near, gamma, gamma)
 
-    def _gradients_at(self, sums: _Sums, centre: np.ndarray) -> Array:
-        if self._gradients is None or not np.array_equal(self._gradients[0], centre):
-            run = self._build("gradients", lambda: jax.jit(lambda rows, at: reference.all_gradients(sums, rows, at)))
-            self._gradients = centre, run(self._held(), jax.device_put(centre))
-        return self._gradients[1]
+    def _vectors_at(self, sums: _Sums, body: Body) -> Array:
+        centre = np.asarray(body.theta)
+        if self._vectors is None or not np.array_equal(self._vectors[0], centre):
+            run = self._build("vectors", lambda: jax.jit(lambda rows, at: reference.all_vectors(sums, rows, at)))
+            self._vectors = centre, run(self._held(), jax.device_put(body))
+        return self._vectors[1]
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """Drop kept terms and compiled sums."""
-        self._kept = self._gradients = None
+        self._kept = self._vectors = None
         self._compiled.clear()
         trim()
 
@@ -422,22 +422,19 @@ def _compile_blocks(question: scan.Question) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def _compile_remainder(sums: _Sums, chains: int, cached: bool) -> Callable[..., Any]:
+def _compile_remainder(sums: _Sums, chains: int) -> Callable[..., Any]:
     dim = sums.model.dim
     each, whole = (float, (chains, dim)), (int, (chains,))
-    asked = ((bool, (chains,)), each, each, each, whole, whole, (float, (dim,)))
+    asked = ((bool, (chains,)), each, each, each, whole, whole)
 
-    def run(rows: Rows, gradients: Array, here: Array, there: Array, numbers: Array) -> Any:
-        chosen, theta, theta_prop, slope, lo, hi, centre = unpack(numbers, *asked)
+    def run(rows: Rows, vectors: Array | Body, here: Array, there: Array, numbers: Array) -> Any:
+        chosen, theta, theta_prop, slope, lo, hi = unpack(numbers, *asked)
         kept = jnp.where(chosen[:, None], there, here)
 
-        def one(row: Any) -> Any:
-            a, kept, b, v, low, high = row
-            at = jnp.stack([v, centre])
-            own = gradients if cached else None
-            return reference.scalar_sum(sums, rows, (a, kept), b, at, _clamp(low, high), own)
+        def one(a: Array, kept: Array, b: Array, v: Array, low: Array, high: Array) -> Any:
+            return reference.scalar_sum(sums, rows, (a, kept), b, v, _clamp(low, high), vectors)
 
-        total, proposed = jax.vmap(lambda *row: one(row))(theta, kept, theta_prop, slope, lo, hi)
+        total, proposed = jax.vmap(one)(theta, kept, theta_prop, slope, lo, hi)
         return total, kept, proposed
 
     return jax.jit(run)

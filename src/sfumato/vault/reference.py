@@ -1,14 +1,18 @@
 r"""The private side of Langevin for any model: a noisy gradient at the reference point, and a second-order scalar.
 
-First query: :math:`\sum_i A^\top\nabla\ell(y_i,\theta^*)`. The reference point is fixed for the whole chain, so it is summed
-once, on the lattice, and a step adds fresh noise to the same integers. Its sensitivity is the proven diameter of the set of
-whitened gradients (`sensitivity.gradients`), each coordinate clamped to its proven range, plus :math:`\gamma\sqrt d` for
-rounding.
+Both queries use the same vector of a record, :math:`s(y)`: its gradient :math:`\nabla\ell(y,\theta^*)`, cut to a body of known
+diameter (`sensitivity.body`). The log ratio is exact for any vector, as long as it is the same in both.
 
-Second query: :math:`\sum_i \ell(y_i,\theta') - \ell(y_i,\theta) - \nabla\ell(y_i,\theta^*)^\top v`, one pass over the records a
-step. The terms at the current parameter and the gradients at the reference point are kept, so the pass is one evaluation of
-the likelihood and a product of a matrix and a vector. Every record's term is clamped, as an integer, to the range proven for
-this very pair (`sensitivity.remainder`), and the width charged is exactly the clamped one.
+First query: :math:`\sum_i A^\top s(y_i)`. The reference point is fixed for the whole chain, so it is summed once, on the lattice,
+and a step adds fresh noise to the same integers. Its sensitivity is the diameter of the whitened body
+(`sensitivity.gradients`), plus :math:`\gamma\sqrt d` for rounding. It rests on the cut alone: whatever the model's program
+computes for a record, and whatever was proven about it, the vector that is summed lies in the body.
+
+Second query: :math:`\sum_i \ell(y_i,\theta') - \ell(y_i,\theta) - s(y_i)^\top v`, one pass over the records a step. The terms at
+the current parameter and the vectors at the reference point are kept, so the pass is one evaluation of the likelihood and a
+product of a matrix and a vector. Every record's term is clamped, as an integer, to the range proven for this very pair
+(`sensitivity.remainder`), and the width charged is exactly the clamped one. The range is proven for the slopes of the cells that
+the body is made of: where the proof is right no record is cut, and the range needs nothing added for what a cut removes.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,6 +32,7 @@ from sfumato.kernel import Draw, ReferenceLangevin, State, accepts
 from sfumato.kernel.reference import Advance
 from sfumato.model import Model
 from sfumato.privacy.budget import cost_quanta
+from sfumato.sensitivity.body import Body
 from sfumato.sensitivity.gradients import GradientSet
 from sfumato.sensitivity.reference import Reference
 from sfumato.sensitivity.remainder import Anchor
@@ -38,9 +43,9 @@ from sfumato.vault.scan import BLOCK, CACHE_TERMS, Answered, Transcript, cast_co
 Array: TypeAlias = Any
 
 EVALUATION = 2.0**-40
-"""Relative error allowed for in evaluating one record's gradient in float64: thousands of roundings."""
+"""Relative error allowed for in multiplying out one record's vector in float64: thousands of roundings."""
 CACHE_GRADIENTS = 1 << 24
-"""Up to this many numbers, the gradients at the reference point are kept; beyond it they are computed again."""
+"""Up to this many numbers, the vectors at the reference point are kept; beyond it they are computed again."""
 
 
 class Point(NamedTuple):
@@ -50,6 +55,7 @@ class Point(NamedTuple):
     matrix: Array
     information: Array
     anchor: Anchor
+    body: Body
     low: Array
     high: Array
     first: Array
@@ -75,7 +81,7 @@ class Sums(Protocol):
 
     @property
     def reference(self) -> Reference:
-        """What is proven near a reference point, and the gradients it is proven for."""
+        """What holds near a reference point, and the vectors it holds for."""
         ...
 
     @property
@@ -138,7 +144,7 @@ def first_cost(gradients: GradientSet, sigma: float, gamma: float) -> int:
 
 
 def integer_range(gradients: GradientSet, gamma: float, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Proven integer range of each coordinate of one record's whitened gradient, in units of gamma."""
+    """Integer range of each coordinate of the whitened body, in units of gamma."""
     low, high = np.floor(gradients.low / gamma), np.ceil(gradients.high / gamma)
     if not n * float(np.max(np.abs([low, high]))) <= lattice.SUM_LIMIT:  # also what is not a number
         raise InvalidInput(
@@ -149,7 +155,7 @@ def integer_range(gradients: GradientSet, gamma: float, n: int) -> tuple[np.ndar
 
 
 def point_at(question: ReferenceQuestion, kernels: list[ReferenceLangevin]) -> Point:
-    """The reference points of all chains, with what is proven there. One kernel stands for all chains."""
+    """The reference points of all chains, with what holds there. One kernel stands for all chains."""
     unique = [_one_point(question, kernel) for kernel in kernels]
     if len(unique) == 1:
         alike = hastily(partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (question.chains, *jnp.shape(a)))))
@@ -166,7 +172,8 @@ def _one_point(question: ReferenceQuestion, kernel: ReferenceLangevin) -> Point:
     centre, matrix, information = (
         jnp.asarray(p, jnp.float64) for p in (kernel.centre, kernel.matrix, kernel.information)
     )
-    return Point(centre, matrix, information, proven.anchor, *map(jax.device_put, (low, high, cost)))
+    ends = map(jax.device_put, (low, high, cost))
+    return Point(centre, matrix, information, proven.anchor, proven.body, *ends)
 
 
 # -- sums over records --------------------------------------------------------------------------------------------------
@@ -177,11 +184,14 @@ def cast(question: Sums, rows: Rows, precision: str) -> dict[str, Array]:
     return {k: cast_column(question.domain[k], column, precision) for k, column in rows.columns.items()}
 
 
-def exact_total(question: Sums, rows: Rows, centre: Array, matrix: Array, low: Array, high: Array) -> Array:
-    """Sum over records of A' grad l at a reference point, each clamped to its range, in units of gamma. Private."""
+def exact_total(question: Sums, rows: Rows, body: Body, matrix: Array, low: Array, high: Array) -> Array:
+    """Sum over records of A' s, each vector cut to the body, in units of gamma. Private.
+
+    The coordinates are clamped to the body's own range once more, as integers: no sum leaves 64 bits, whatever arithmetic did.
+    """
 
     def one(record: Mapping[str, Array]) -> Array:
-        value = matrix.T @ question.reference.gradient(centre, record)
+        value = matrix.T @ question.reference.vector(body, record)
         scaled = jnp.clip(value / question.gamma, -lattice.TERM_LIMIT, lattice.TERM_LIMIT)
         return jnp.clip(jnp.round(scaled).astype(jnp.int64), low, high)
 
@@ -191,11 +201,11 @@ def exact_total(question: Sums, rows: Rows, centre: Array, matrix: Array, low: A
     return sum_over_blocks(rows, BLOCK, block_sum, jnp.zeros(question.model.dim, jnp.int64))
 
 
-def all_gradients(question: Sums, rows: Rows, centre: Array) -> Array:
-    """Gradient of every row at a reference point, shape (row, d). Private."""
+def all_vectors(question: Sums, rows: Rows, body: Body) -> Array:
+    """Vector of every row at a reference point, shape (row, d). Private."""
 
     def one(record: Mapping[str, Array]) -> Array:
-        return question.reference.gradient(centre, record).astype(question.precision)
+        return question.reference.vector(body, record).astype(question.precision)
 
     return lax.map(one, cast(question, rows, "float64"), batch_size=BLOCK)
 
@@ -213,32 +223,31 @@ def scalar_sum(
     theta_prop: Array,
     slope: Array,
     clamp: lattice.Clamp,
-    gradients: Array | None,
+    vectors: Array | Body,
 ) -> tuple[Array, Array]:
     """Integer sum of one chain's second-order scalars, and the terms at the proposal. Private.
 
     Parameters
     ----------
     here
-        The current theta, and the terms there (kept; unused without `gradients`).
+        The current theta, and the terms there (kept; unused without kept vectors).
     slope
-        v, and the reference point, as rows of one array.
-    gradients
-        Kept gradients at the reference point; None: everything is evaluated block by block.
+        v.
+    vectors
+        Kept vectors at the reference point; or the body there, and everything is evaluated block by block.
     """
     theta, kept = here
-    v, centre = slope
-    if gradients is not None:
+    if not isinstance(vectors, Body):
         proposed = terms(question, rows, theta_prop)
-        change = (proposed - kept).astype(jnp.float64) - (gradients @ v.astype(gradients.dtype)).astype(jnp.float64)
+        change = (proposed - kept).astype(jnp.float64) - (vectors @ slope.astype(vectors.dtype)).astype(jnp.float64)
         return add_up(lattice.to_lattice(change, clamp, question.gamma_scalar), rows, axis=0), proposed
 
     def block_sum(block: Rows) -> Array:
         new, old = terms(question, block, theta_prop), terms(question, block, theta)
 
-        # The very gradients of the first query: the log ratio is exact for what was proposed with.
+        # The very vectors of the first query: the log ratio is exact for what was proposed with.
         def one(record: Mapping[str, Array]) -> Array:
-            return question.reference.gradient(centre, record) @ v
+            return question.reference.vector(vectors, record) @ slope
 
         along = jax.vmap(one)
         change = (new - old).astype(jnp.float64) - along(cast(question, block, "float64"))
@@ -286,32 +295,27 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
 
     Returns
     -------
-    A function (rows, point, totals, gradients, states, kept, draws, noise, scalar_noise, limit, allowance) -> (Answered,
+    A function (rows, point, totals, vectors, states, kept, draws, noise, scalar_noise, limit, allowance) -> (Answered,
     kept). A step whose second query does not fit stops the loop: its first answer has been released and charged, and is
     kept in the state (`pending`), so that the step goes on where it stopped. It is never drawn anew, which would favour
     cheap moves, and never counted as a rejection.
     """
     sigma, chains, gamma, gamma_scalar = question.sigma, question.chains, question.gamma, question.gamma_scalar
 
-    def answer(rows: Rows, point: Point, gradients: Array, states: State, kept: Array, asked: Asked) -> Any:
-        slopes = jnp.stack([asked.slope, point.centre], axis=1)
-
-        def one(theta: Array, kept: Array, theta_prop: Array, slope: Array, clamp: lattice.Clamp, own: Array) -> Any:
-            own = own if question.cached else None
-            return scalar_sum(question, rows, (theta, kept), theta_prop, slope, clamp, own)
-
-        shared = None if gradients.ndim == 2 else 0
-        axes = (0, 0, 0, 0, 0, shared)
-        return jax.vmap(one, in_axes=axes)(states.theta, kept, asked.theta_prop, slopes, asked.clamp, gradients)
+    def answer(rows: Rows, point: Point, vectors: Array, states: State, kept: Array, asked: Asked) -> Any:
+        one = partial(scalar_sum, question, rows)
+        source, shared = (vectors, vectors.ndim == 2) if question.cached else (point.body, False)
+        axes = (0, 0, 0, 0, None if shared else 0)
+        return jax.vmap(one, in_axes=axes)((states.theta, kept), asked.theta_prop, asked.slope, asked.clamp, source)
 
     def step(data: Any, states: State, kept: Array, draw: Draw, noise: Array, scalar_noise: Array, left: Array) -> Any:
-        rows, point, totals, gradients = data
+        rows, point, totals, vectors = data
         waiting = jnp.isfinite(states.pending[0, 0])
         t_noisy = jnp.where(waiting, states.pending, (totals + noise).astype(jnp.float64) * gamma)
         charge = jnp.where(waiting, 0, point.first.sum())
         asked = ask(question, point, states, t_noisy)
         admissible = asked.clamp.admissible
-        sums, proposed = answer(rows, point, gradients, states, kept, asked)
+        sums, proposed = answer(rows, point, vectors, states, kept, asked)
         noisy = (sums + scalar_noise).astype(jnp.float64) * gamma_scalar
         d_n_noisy = jnp.where(admissible, noisy, jnp.nan)
         accepted = accepts(draw, d_n_noisy, asked.log_ratio, jnp.zeros(chains), sigma) & admissible
@@ -329,7 +333,7 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
         return fits, charge, asked.quanta, moved, new_kept, row, t_noisy
 
     def run(
-        rows: Rows, point: Point, totals: Array, gradients: Array, states: State, kept: Array, draws: Draw,
+        rows: Rows, point: Point, totals: Array, vectors: Array, states: State, kept: Array, draws: Draw,
         noise: Array, scalar_noise: Array, limit: Array, allowance: Array,
     ) -> Any:  # fmt: skip
         size, dim, most = noise.shape[0], question.model.dim, steps_within(limit, draws, noise, scalar_noise)
@@ -340,7 +344,7 @@ def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answer
             sensitivity=jnp.zeros((size, chains)),
             accepted=jnp.zeros((size, chains), bool),
         )
-        data = rows, point, totals, gradients
+        data = rows, point, totals, vectors
 
         def goes_on(carry: Any) -> Array:
             return carry[-1] & (carry[0] < most)

@@ -258,18 +258,18 @@ class Vault:
             self._precision,
         )  # fmt: skip
         point = reference.point_at(question, kernels)
-        at, one = (point.centre, point.matrix, point.low, point.high), len(kernels) == 1
+        at, one = (point.body, point.matrix, point.low, point.high), len(kernels) == 1
         sums = jax.jit(lambda r, p: jax.lax.map(lambda q: reference.exact_total(question, r, *q), p))
-        slopes = jax.jit(lambda r, c: jax.lax.map(lambda t: reference.all_gradients(question, r, t), c))
+        every = jax.jit(lambda r, b: jax.lax.map(lambda body: reference.all_vectors(question, r, body), b))
         terms = jax.jit(jax.vmap(lambda r, t: reference.terms(question, r, t), (None, 0)))
 
         def enter(states: State) -> Array:
             rows = self._records
-            gradients, kept = jnp.zeros((0, dim)), jnp.zeros((chains, 0))
+            kept_vectors, kept = jnp.zeros((0, dim)), jnp.zeros((chains, 0))
             if question.cached:
-                each = slopes(rows, point.centre[:1] if one else point.centre)
-                gradients, kept = each[0] if one else each, terms(rows, states.theta)
-            return sums(rows, at), gradients, kept
+                each = every(rows, jax.tree.map(lambda a: a[:1], point.body) if one else point.body)
+                kept_vectors, kept = each[0] if one else each, terms(rows, states.theta)
+            return sums(rows, at), kept_vectors, kept
 
         vectors = NoisePool(self._noise(question.proposal_sigma / question.gamma, dim + 1))
         scalars = NoisePool(self._noise(sigma / question.gamma_scalar, dim + 1))
@@ -279,11 +279,11 @@ class Vault:
             size = len(draws.log_u)
             noise = jax.device_put(vectors.take(size * chains * dim).reshape(size, chains, dim))
             scalar_noise = jax.device_put(scalars.take(size * chains).reshape(size, chains))
-            totals, gradients, kept = self._kept
+            totals, kept_vectors, kept = self._kept
             answered, kept = compiled(
-                self._records, point, totals, gradients, states, kept, draws, noise, scalar_noise, limit, allowance
+                self._records, point, totals, kept_vectors, states, kept, draws, noise, scalar_noise, limit, allowance
             )
-            self._kept = totals, gradients, kept
+            self._kept = totals, kept_vectors, kept
             return answered
 
         self._run, self._enter, self._pools, self._gamma = run, enter, [vectors, scalars], question.gamma

@@ -60,6 +60,14 @@ def quadratic(x, y):
         numpyro.sample("y", dist.Normal(a * x[:, 0] + b * x[:, 0] ** 2, jnp.exp(0.3 * a * x[:, 1])), obs=y)
 
 
+def waves(x, y):
+    """Functions of a column whose interval is wide even around a number: what is proven must hold for what they are."""
+    a, b, c = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "abc")
+    with numpyro.plate("records", y.shape[0]):
+        logits = a * jnp.sin(3 * x[:, 0]) + b * (x[:, 1] % 0.75) + c * (3 * x[:, 0]).astype(int)
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
 def coin(y):
     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
     with numpyro.plate("records", y.shape[0]):
@@ -77,6 +85,7 @@ CASES = {
     "student-ball": (student, {"x": sf.Ball(1.0, dim=3), "y": sf.Interval(-3, 3)}, 4.0, 1.25),
     "probit-box": (probit, {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Binary()}, 2.0, 1.2),
     "quadratic": (quadratic, {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Interval(-2, 2)}, 2.0, 4.0),
+    "waves": (waves, {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Binary()}, 6.0, 2.5),
     "coin": (coin, {"y": sf.Binary()}, 1.1, 1.01),
 }
 PAIRS, RECORDS = 250, 4_000

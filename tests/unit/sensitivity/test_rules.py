@@ -142,6 +142,14 @@ def test_steps_contain_samples(name: str, a: float, b: float) -> None:
         assert jnp.all(plain(x) >= image.lo) and jnp.all(plain(x) <= image.hi)
 
 
+@pytest.mark.parametrize("way", lax.RoundingMethod)
+def test_rounding_contains_both_neighbours_of_a_half(way: lax.RoundingMethod) -> None:
+    with jax.enable_x64(True):
+        for half in (-2.5, -1.5, 0.5, 1.5, 2.5):
+            image, x = STEPS["round"](Ends(jnp.asarray(half), jnp.asarray(half))), lax.round(half, way)
+            assert image.lo <= x <= image.hi
+
+
 # -- programs ---------------------------------------------------------------------------------------------------------
 
 BOX = {"v": Interval(0.2, 1.5), "x": Box(-1, 1, shape=(3,))}
@@ -209,6 +217,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, Domain]]] = {
         GROUPS,
     ),
     "remainder and casts": (lambda t, r: t[0] * (r["k"] % 2) + jnp.exp(t[1] * r["k"].astype(float)), GROUPS),
+    "waves of columns": (lambda t, r: t[0] * jnp.sin(3 * r["v"]) + jnp.exp(t[1] * jnp.cos(r["x"][0])), BOX),
+    "rests of columns": (lambda t, r: t[0] * (r["v"] % 0.4) + jnp.tanh(t[1] * jnp.fmod(r["x"][1], 0.3)), BOX),
+    "whole parts of columns": (
+        lambda t, r: t[0] * (4 * r["v"]).astype(int) + jnp.exp(t[1] * jnp.floor(3 * r["x"][0])) * jnp.round(r["v"]),
+        BOX,
+    ),
     "logsumexp": (lambda t, r: special.logsumexp(r["x"] * t + t), BOX),
     "log_softmax": (lambda t, r: jax.nn.log_softmax(r["x"] * t)[0], BOX),
     "logaddexp, softplus": (lambda t, r: jnp.logaddexp(eta(t, r), t[0] * r["v"]) + jax.nn.softplus(eta(t, r)), BOX),
