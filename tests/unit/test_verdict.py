@@ -4,6 +4,8 @@ import dataclasses
 import math
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
@@ -334,3 +336,54 @@ def test_the_report_opens_with_a_banner(tmp_path, pair):
     assert "Posterior density" not in bad and "known to" not in bad and "75% of the budget is left" in bad
     mean = pair[1].draws["b"][..., 0].mean()
     assert f"<td>{mean:.2f}" not in bad and "<td>?</td>" in bad
+
+
+# -- end to end -------------------------------------------------------------------------------------------------------
+
+
+def coin(y):
+    p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(probs=p), obs=y)
+
+
+TOSSES = {"y": (np.random.default_rng(0).random(30_000) < 0.3).astype(int)}
+TERMS = {"domain": {"y": sf.Binary()}, "delta": 1e-6, "progress": False}
+
+
+@pytest.mark.parametrize("kernel", ["langevin", "guided"])
+def test_a_forced_run_on_next_to_no_budget_is_not_to_be_used(kernel):
+    run = sf.sample(coin, TOSSES, epsilon=0.05, force=True, kernel=kernel, **TERMS)
+    assert run.verdict.level == "unusable" and str(run.summary()).startswith("do not use")
+
+
+@pytest.mark.parametrize("kernel", ["langevin", "guided"])
+def test_a_run_on_a_good_budget_is_not_stopped_and_may_be_used(kernel):
+    run = sf.sample(coin, TOSSES, epsilon=2.0, kernel=kernel, max_iterations=1000, **TERMS)
+    assert run.verdict.usable and run.stop_reason is not StopReason.NOT_MIXING, run.verdict
+    assert abs(run.draws["p"].mean() - TOSSES["y"].mean()) < 0.5 * 0.0026
+
+
+@pytest.mark.parametrize("kernel", ["langevin", "guided"])
+def test_a_chain_that_starts_nowhere_stops_while_budget_is_left_and_does_not_go_on(kernel, tmp_path):
+    started = {"kernel": kernel, "pilot_share": 0.0, "guess": {"p": 0.9}}  # some 200 posterior sds from the mode
+    ledger = sf.Ledger(tmp_path / "ledger.sqlite", epsilon=1.0, delta=1e-6)
+    folder = tmp_path / "run"
+    with ledger:
+        run = sf.sample(coin, TOSSES, epsilon=1.0, checkpoint=folder, ledger=ledger, **started, **TERMS)
+        spent = ledger.spent
+        assert run.stop_reason is StopReason.NOT_MIXING and run.verdict.level == "unusable"
+        assert 0 < run.privacy.spent_mu**2 < 0.3 * run.privacy.mu**2
+        again = sf.resume(folder, TOSSES, model=coin, ledger=ledger, progress=False)
+        assert again.stop_reason is StopReason.NOT_MIXING and again.iterations == run.iterations
+        assert ledger.spent == spent  # not a quantum more
+
+
+def test_a_chain_over_owners_stops_itself_too():
+    half = {"y": TOSSES["y"][:15_000]}
+    owners = [sf.Owner(half, name=name, domain=TERMS["domain"]) for name in ("east", "west")]
+    run = sf.sample(
+        coin, owners, epsilon=2.0, delta=1e-6, kernel="guided", pilot_share=0.0, guess={"p": 0.9}, progress=False
+    )
+    assert run.stop_reason is StopReason.NOT_MIXING and run.verdict.level == "unusable"
+    assert run.privacy.spent_mu < 0.6 * run.privacy.mu

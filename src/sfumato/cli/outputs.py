@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sfumato.cli import endings
 from sfumato.errors import InvalidInput
 from sfumato.report import write_report
 from sfumato.report.table import shown_rows
@@ -47,11 +48,10 @@ def write(run: "Run", folder: Path, title: str, *, finished: bool = True) -> Wri
 
 def as_json(run: "Run", written: Written, name: str) -> dict[str, Any]:
     """Everything a program may want to know of a run."""
-    verdict = run.verdict
-    failed = {} if verdict.usable else {"code": "unusable", "error": str(verdict)}
+    unusable = endings.of_run(run) == endings.UNUSABLE
     return {
-        "ok": verdict.usable,
-        **failed,
+        "ok": not unusable,
+        **({"code": "unusable", "error": str(run.verdict)} if unusable else {}),
         "study": name,
         "verdict": verdict_json(run),
         "discarded": run.discarded,
