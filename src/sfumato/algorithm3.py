@@ -339,7 +339,7 @@ def _wrap(
     family: Family, model: Model, bundles: Sequence[Bundle], plan: Plan, pilot: dict[str, Any], stream: PublicStream,
     rows: Steps, whole: bool,
 ) -> Run:  # fmt: skip
-    from sfumato.sampler import _plan_terms, public_slope
+    from sfumato.sampler import watched_terms
 
     transcript = {name: np.swapaxes(value, 0, 1) for name, value in rows._asdict().items()}
     transcript["mu_squared"] = np.full_like(transcript["sigma"], (max(b.sensitivity / b.xi**0.5 for b in bundles)) ** 2)
@@ -351,7 +351,7 @@ def _wrap(
         transcript=transcript,
         privacy=join([bundle.privacy for bundle in bundles]),
         stop_reason=StopReason.FINISHED if whole else StopReason.INTERRUPTED,
-        plan=_plan_terms(plan) | {"slope": public_slope(model.log_prior, plan).tolist(), "trust": None},
+        plan=watched_terms(plan, model, model.log_prior),
         pilot=pilot,
         coordinates=tuple(model.coordinate_names()),
         seed=stream.seed,

@@ -32,7 +32,7 @@ from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, St
 from sfumato.model import Model
 from sfumato.pilotlog import PilotLog
 from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, run_pilot, truncated
-from sfumato.planner.forecast import Picture, reference_kernel
+from sfumato.planner.forecast import Picture, prior_precision, reference_kernel
 from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
 from sfumato.planner.plan import asked_steps, iteration_limit, knows_information
 from sfumato.privacy.budget import QUANTA_PER_UNIT
@@ -501,23 +501,32 @@ def alarmed(chain: Chain) -> bool:
 def chain_terms(chain: Chain) -> dict[str, Any]:
     """The plan as plain values, with what the chain's own answers are compared with.
 
-    `slope`: gradient of what is public of the log posterior, at the plan's centre and in its coordinates (A' b, or A' times the
-    gradient of the log prior). `trust`: radius of the trust region, where there is one.
+    See `watched_terms`. `trust` is the radius of the trust region, where there is one.
     """
-    plan, kernel = chain.plan, chain.kernel
-    public = kernel.public if isinstance(kernel, Langevin) else chain.study.model.log_prior
-    return _plan_terms(plan) | {
-        "slope": public_slope(public, plan).tolist(),
-        "trust": kernel.trust if isinstance(kernel, ReferenceLangevin) else None,
+    kernel, model = chain.kernel, chain.study.model
+    public = kernel.public if isinstance(kernel, Langevin) else model.log_prior
+    return watched_terms(chain.plan, model, public) | {
+        "trust": kernel.trust if isinstance(kernel, ReferenceLangevin) else None
     }
 
 
-def public_slope(public: Callable[[Any], Any], plan: Plan) -> np.ndarray:
-    """Gradient of a public function at the plan's centre, in the plan's coordinates; zero where it has none."""
+def watched_terms(plan: Plan, model: Model, public: Callable[[Any], Any]) -> dict[str, Any]:
+    """The plan as plain values, with public numbers at its centre, in its coordinates.
+
+    `slope`: the gradient of what is public of the log posterior, zero where it has none. `prior_share`: how much of the planned
+    precision is the prior's, coordinate by coordinate.
+    """
+    root = np.linalg.cholesky(plan.picture.covariance)
     with jax.enable_x64(True):
         gradient = hastily(jax.grad(public))(jnp.asarray(plan.picture.centre))
-    slope = np.linalg.cholesky(plan.picture.covariance).T @ np.asarray(gradient)
-    return np.where(np.isfinite(slope), slope, 0.0)
+        prior = prior_precision(model, plan.picture.centre)
+    slope = root.T @ np.asarray(gradient)
+    share = np.clip(np.diag(root.T @ prior @ root), 0.0, 1.0)
+    return _plan_terms(plan) | {
+        "slope": np.where(np.isfinite(slope), slope, 0.0).tolist(),
+        "prior_share": share.tolist(),
+        "trust": None,
+    }
 
 
 def _numbers_a_step(kernel: Kernel | Langevin) -> int:

@@ -30,7 +30,7 @@ class Summary(pd.DataFrame):  # type: ignore[misc]  # pandas has no types of its
         return self._first_line() + super().__repr__()
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._first_line())}</p>{super()._repr_html_()}"
+        return f"<p>{escape(self._first_line())}</p>{super()._repr_html_() or ''}"
 
 
 def with_verdict(table: pd.DataFrame, verdict: Verdict) -> Summary:

@@ -24,6 +24,8 @@ GRACE = 0.3
 """Planned posterior standard deviations by which a mean may miss the implied mode: posteriors are not quite normal."""
 CURVED = 0.25
 """The same as a share of the implied mode's distance from the plan's centre: the log posterior is no parabola."""
+PRIORS = 2.0
+"""The same in a direction of which the prior alone knows: its slope is taken where the plan's centre is, and priors bend."""
 NARROW = 0.25
 """Share of the planned width that a short chain must have seen."""
 FEWER, MORE = 0.5, 1 / 3
@@ -136,13 +138,14 @@ def _not_there(run: "Run", rows: "list[Row]") -> list[str]:
         return found
     error = np.sqrt(np.diag(np.linalg.inv(mode.precision)) + spread**2 / least)
     noise = -float(ndtri(watch.FALSE_ALARM / 2 / len(error)))
-    grace = GRACE + CURVED * float(np.sqrt(np.mean(mode.offset**2)))
+    curved = CURVED * float(np.sqrt(np.mean(mode.offset**2)))
+    chance = GRACE + curved + PRIORS * np.asarray(run.plan["prior_share"]) + noise * error
     away = _distance(x, mode.offset, "t_noisy" in run.transcript)
-    worst = int(np.argmax(away - noise * error))
-    if away[worst] > grace + noise * error[worst]:
+    worst = int(np.argmax(away - chance))
+    if away[worst] > chance[worst]:
         found.append(
             f"The chains' mean is {away[worst]:.1f} planned posterior sds from where the released answers put the mode; "
-            f"{grace + noise * error[worst]:.1f} could be chance."
+            f"{chance[worst]:.1f} could be chance."
         )
     return found
 

@@ -21,6 +21,7 @@ def plan_of(dim, kernel, step, sigma, trust=None, root=None):
     root = np.eye(dim) if root is None else root
     picture = {"centre": [0.0] * dim, "covariance": (root @ root.T).tolist(), "roughness": 0.0, "error": 0.3}
     facts = {"kernel": kernel, "step": step, "sigma": sigma, "trust": trust, "slope": [0.0] * dim, "picture": picture}
+    facts["prior_share"] = [0.0] * dim
     counts = {"chains": 4, "iterations": 400, "forecast_ess": 100.0, "limit_ess": 200.0, "assumptions": ["made up"]}
     return facts | counts | {"matrix": root.tolist(), "weak": False}
 
@@ -186,6 +187,7 @@ def test_twins_that_agree_on_a_wrong_place_are_caught(kind):
     assert run_of(transcript, plan).verdict.level == "good"
     run = run_of(wrong, plan)
     assert run.verdict.level == "unusable" and "from where the released answers put the mode" in words(run)
+    assert run_of(wrong, plan | {"prior_share": [1.0, 1.0]}).verdict.usable  # answers know nothing of such directions
 
 
 def test_chains_that_stand_still_are_caught():

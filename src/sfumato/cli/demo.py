@@ -121,7 +121,8 @@ def show_coefficients(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]
 
     show.heading("Coefficients (log odds)")
     show.console().print(_table(rows, exact, labels))
-    show.paragraph(comparison.format(expected=median(row.ess for row in rows) ** -0.5))
+    if not any(math.isnan(row.mean) for row in rows):  # of an unusable run there is nothing to compare
+        show.paragraph(comparison.format(expected=median(row.ess for row in rows) ** -0.5))
 
 
 def without_privacy(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]) -> dict[str, Any]:
