@@ -38,6 +38,7 @@ from sfumato.planner.bundles import Supply, picture_from_copies, plan_bundles, r
 from sfumato.privacy.joint import join
 from sfumato.progress import Tick, ticker
 from sfumato.run import Run, StopReason
+from sfumato.verdict import visible_transient
 
 Array: TypeAlias = Any
 CHUNK = 1 << 16
@@ -339,19 +340,22 @@ def _wrap(
     family: Family, model: Model, bundles: Sequence[Bundle], plan: Plan, pilot: dict[str, Any], stream: PublicStream,
     rows: Steps, whole: bool,
 ) -> Run:  # fmt: skip
+    from sfumato.sampler import watched_terms
+
     transcript = {name: np.swapaxes(value, 0, 1) for name, value in rows._asdict().items()}
     transcript["mu_squared"] = np.full_like(transcript["sigma"], (max(b.sensitivity / b.xi**0.5 for b in bundles)) ** 2)
     with jax.enable_x64(True):
         constrained = jax.jit(jax.vmap(jax.vmap(model.constrain)))(jnp.asarray(transcript["theta"]))
-        draws = {name: np.asarray(value) for name, value in constrained.items()}
+    discarded = visible_transient(transcript["theta"])
     return Run(
-        draws=draws,
+        draws={name: np.asarray(value)[:, discarded:] for name, value in constrained.items()},
         transcript=transcript,
         privacy=join([bundle.privacy for bundle in bundles]),
         stop_reason=StopReason.FINISHED if whole else StopReason.INTERRUPTED,
-        plan=plan.to_dict(),
+        plan=watched_terms(plan, model, model.log_prior),
         pilot=pilot,
         coordinates=tuple(model.coordinate_names()),
         seed=stream.seed,
         family=family,
+        discarded=discarded,
     )

@@ -5,14 +5,18 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sfumato.errors import CheckpointError, InvalidInput
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
+
+if TYPE_CHECKING:
+    from sfumato.verdict import Verdict
 
 FORMAT = 1
 
@@ -24,6 +28,7 @@ class StopReason(StrEnum):
     BUDGET_SPENT = "budget spent"
     INTERRUPTED = "interrupted"
     OWNER_LOST = "owner lost"
+    NOT_MIXING = "not mixing"
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Run:
     Attributes
     ----------
     draws
-        {site: array (chain, draw, ...)} in each site's own support.
+        {site: array (chain, draw, ...)} in each site's own support, without the first `discarded` of every chain.
     transcript
         theta, theta_prop (unconstrained), d_n_noisy, sigma, sensitivity, mu_squared (what the step cost), accepted: arrays
         (chain, draw, ...). A step that was not asked (outside the prior's support) has d_n_noisy = NaN and sensitivity 0.
@@ -43,13 +48,16 @@ class Run:
     privacy
         The statement.
     stop_reason
-        FINISHED, BUDGET_SPENT, INTERRUPTED or OWNER_LOST.
+        FINISHED, BUDGET_SPENT, INTERRUPTED, OWNER_LOST, or NOT_MIXING: the chain stopped itself, and budget is left.
     stop_owner
         Of several owners, the one whose budget ended or who did not answer any more; else empty.
     plan, pilot
         What was planned (as plain values), and every release of the pilot (or the copies a bundle's start used).
     family
         The exponential family, if the model is one; not saved to files.
+    discarded
+        Draws at the start of every chain that are left out, because the chains were visibly on their way
+        (`sfumato.verdict.visible_transient`); the transcript has them. Mostly 0.
     """
 
     draws: Mapping[str, np.ndarray]
@@ -63,6 +71,14 @@ class Run:
     waited_share: float = field(default=0.0)
     family: Any = field(default=None, repr=False)
     stop_owner: str = ""
+    discarded: int = 0
+
+    @cached_property
+    def verdict(self) -> "Verdict":
+        """Whether the draws may be used: `.level` is "good", "rough" or "unusable", `.reasons` says why."""
+        from sfumato.verdict import judge
+
+        return judge(self)
 
     @property
     def iterations(self) -> int:
@@ -79,9 +95,11 @@ class Run:
         arviz = quiet_arviz()
         stats = {name: self.transcript[name] for name in ("sigma", "sensitivity", "accepted", "d_n_noisy")}
         stats["spent"] = np.cumsum(self.transcript["mu_squared"], axis=1)
+        stats = {name: values[:, self.discarded :] for name, values in stats.items()}
         attributes: dict[str, Any] = {
             "privacy": str(self.privacy),
             "stop_reason": self.stop_reason.value,
+            "verdict": str(self.verdict),
             "inference_library": "sfumato",
             "epsilon": self.privacy.epsilon,
             "delta": self.privacy.delta,
@@ -90,7 +108,9 @@ class Run:
         return arviz.from_dict(posterior=dict(self.draws), sample_stats=stats, attrs=attributes)
 
     def summary(self) -> Any:
-        """ArviZ summary table: mean, sd, interval, Monte Carlo error, ESS and R-hat.
+        """ArviZ summary table under its verdict: mean, sd, interval, Monte Carlo error, ESS and R-hat.
+
+        Of a run whose verdict is "unusable" only ESS and R-hat are shown, the rest is NaN: the numbers would mean nothing.
 
         Raises
         ------
@@ -106,7 +126,10 @@ class Run:
         with warnings.catch_warnings():
             # Short or single chains have no R-hat: the table shows NaN, which says it.
             warnings.simplefilter("ignore")
-            return arviz.summary(self.to_arviz(), round_to=None)
+            table = arviz.summary(self.to_arviz(), round_to=None)
+        from sfumato.summary import with_verdict
+
+        return with_verdict(table, self.verdict)
 
     def noise_aware(self, family: Any = None, **options: Any) -> Any:
         """Posterior given everything released, by normal approximation, for exponential families.
@@ -151,13 +174,14 @@ class Run:
             "seed": self.seed,
             "waited_share": self.waited_share,
             "stop_owner": self.stop_owner,
+            "discarded": self.discarded,
         }
 
     def __repr__(self) -> str:
         chains = self.transcript["accepted"].shape[0]
         return (
             f"<Run {chains} x {self.iterations} draws of {', '.join(self.draws)}; epsilon={self.privacy.epsilon:g}, "
-            f"delta={self.privacy.delta:g}; {self.stop_reason.value}>"
+            f"delta={self.privacy.delta:g}; {self.stop_reason.value}; {self.verdict.level}>"
         )
 
 
@@ -211,4 +235,5 @@ def _rebuilt(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Run
         seed=header["seed"],
         waited_share=header["waited_share"],
         stop_owner=header.get("stop_owner", ""),
+        discarded=header["discarded"],
     )

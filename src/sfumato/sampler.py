@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato import watch
 from sfumato.access.base import Access
 from sfumato.access.local import Opened, check_room, open_vault, rows_ahead
 from sfumato.begun import check_goes_on, check_model, common_terms, find_model, stated_domain
@@ -33,7 +34,7 @@ from sfumato.model import Model
 from sfumato.piloting import Again, find_start, first_pilot, refuse_unless_arrived
 from sfumato.pilotlog import PilotLog
 from sfumato.planner import MAX_RELEASES, Plan, budget_mu, lattice_slack, make_plan, replan, truncated
-from sfumato.planner.forecast import Picture, reference_kernel
+from sfumato.planner.forecast import Picture, prior_precision, reference_kernel
 from sfumato.planner.plan import asked_steps, iteration_limit
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
@@ -44,9 +45,11 @@ from sfumato.study import Study, make_study
 from sfumato.underway import under_way
 from sfumato.vault.ledger import Block, Ledger
 from sfumato.vault.trim import forget_compiled
+from sfumato.verdict import visible_transient
 
 FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted")
 _CHUNK_TERMS = 40_000_000  # record evaluations per compiled call: a fraction of a second, so that progress moves
+_FEWEST = 32  # steps per compiled call at the least
 _HEADROOM = 1.2  # reserved over expected cost of a chunk: rarely a second reservation, little to forfeit in a crash
 
 
@@ -65,6 +68,8 @@ class Chain:
     spent: int = 0
     pilot: dict[str, Any] = field(default_factory=dict)
     stop_owner: str = ""
+    marks: list[float] = field(default_factory=list)
+    """Share of the plan that was done after each part: of its steps or of its budget, whichever is more."""
 
 
 def sample(
@@ -414,14 +419,16 @@ def _drive(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, ti
     return draw(chain, access, limit, kept, tick)
 
 
-def draw(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick: Tick) -> StopReason:
-    """Chunk after chunk, of chains that have begun, until the steps, the budget or the patience end."""
+def draw(
+    chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick: Tick, *, watched: bool = True
+) -> StopReason:
+    """Chunk after chunk, of chains that have begun, until the steps, the budget or the patience end, or an alarm is raised."""
     chains = chain.plan.chains
     langevin = isinstance(chain.kernel, Langevin)
     reference = isinstance(chain.kernel, ReferenceLangevin)
     cheap = (langevin and not reference) or chain.study.bounds.statistic  # no pass over the records a step
-    size = 4096 if cheap else int(max(_CHUNK_TERMS // (access.rows * chains), 32))
-    size = min(size, access.longest)
+    size = 4096 if cheap else int(max(_CHUNK_TERMS // (access.rows * chains), _FEWEST))
+    size = min(size, access.longest, max(int(chain.plan.iterations * watch.FIRST_LOOK), _FEWEST))
     per_step, needed = _expected_cost(chain), 1
     numbers = chains * _numbers_a_step(chain.kernel)
     hard = min(limit, chain.steps + (MAX_RELEASES - chain.releases) // numbers)
@@ -430,6 +437,8 @@ def draw(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick
         while chain.steps < hard:
             if interrupted():
                 return StopReason.INTERRUPTED
+            if watched and alarmed(chain):  # also the first thing that is asked of a chain that was taken up again
+                return StopReason.NOT_MIXING
             want = min(size, hard - chain.steps)
             try:
                 chunk = access.chunk(
@@ -450,6 +459,47 @@ def draw(chain: Chain, access: Access, limit: int, kept: Checkpoint | None, tick
             expected = min(hard, chain.steps + int(access.left / max(per_step, 1)))
             tick(chain.steps, expected, "sampling")
     return StopReason.FINISHED
+
+
+def alarmed(chain: Chain) -> bool:
+    """Whether the chain looks at itself after its latest part, and sees that there is no use in going on: see `sfumato.watch`."""
+    look = watch.due(*[0.0, 0.0, *chain.marks][-2:])
+    if look == 0:
+        return False
+    transcript = join_parts(chain)
+    transcript.setdefault("sigma", np.full_like(transcript["d_n_noisy"], chain.plan.sigma))
+    return bool(watch.alarms(transcript, chain_terms(chain), watch.level(look)))
+
+
+def chain_terms(chain: Chain) -> dict[str, Any]:
+    """The plan as plain values, with what the chain's own answers are compared with.
+
+    See `watched_terms`. `trust` is the radius of the trust region, where there is one.
+    """
+    kernel, model = chain.kernel, chain.study.model
+    public = kernel.public if isinstance(kernel, Langevin) else model.log_prior
+    return watched_terms(chain.plan, model, public) | {
+        "trust": kernel.trust if isinstance(kernel, ReferenceLangevin) else None
+    }
+
+
+def watched_terms(plan: Plan, model: Model, public: Callable[[Any], Any]) -> dict[str, Any]:
+    """The plan as plain values, with public numbers at its centre, in its coordinates.
+
+    `slope`: the gradient of what is public of the log posterior, zero where it has none. `prior_share`: how much of the planned
+    precision is the prior's, coordinate by coordinate.
+    """
+    root = np.linalg.cholesky(plan.picture.covariance)
+    with jax.enable_x64(True):
+        gradient = hastily(jax.grad(public))(jnp.asarray(plan.picture.centre))
+        prior = prior_precision(model, plan.picture.centre)
+    slope = root.T @ np.asarray(gradient)
+    share = np.clip(np.diag(root.T @ prior @ root), 0.0, 1.0)
+    return _plan_terms(plan) | {
+        "slope": np.where(np.isfinite(slope), slope, 0.0).tolist(),
+        "prior_share": share.tolist(),
+        "trust": None,
+    }
 
 
 def _numbers_a_step(kernel: Kernel | Langevin) -> int:
@@ -480,6 +530,8 @@ def _count(chain: Chain, part: dict[str, np.ndarray], spent: int) -> None:
     chain.parts.append(part)
     chain.steps += len(part["accepted"])
     chain.spent += spent
+    budget = chain.plan.mu**2 * QUANTA_PER_UNIT
+    chain.marks.append(max(chain.steps / max(chain.plan.iterations, 1), chain.spent / budget))
     # A correction made from a second copy is no release of its own: the copy is.
     scalars = 0 if "copy_noisy" in part else int(np.sum(part["sensitivity"] > 0))
     chain.releases += scalars + sum(part[name].size for name in ("t_noisy", "copy_noisy") if name in part)
@@ -551,19 +603,20 @@ def make_run(
     model = chain.study.model
     with jax.enable_x64(True):
         constrained = jax.jit(jax.vmap(jax.vmap(model.constrain)))(jax.device_put(transcript["theta"]))
-        draws = {name: np.asarray(value) for name, value in constrained.items()}
+    discarded = visible_transient(transcript["theta"])
     return Run(
-        draws=draws,
+        draws={name: np.asarray(value)[:, discarded:] for name, value in constrained.items()},
         transcript=transcript,
         privacy=privacy,
         stop_reason=reason,
-        plan=chain.plan.to_dict(),
+        plan=chain_terms(chain),
         pilot=chain.pilot | {"outside": outside},
         coordinates=tuple(model.coordinate_names()),
         seed=chain.stream.seed,
         waited_share=waited,
         family=chain.study.family,
         stop_owner=chain.stop_owner,
+        discarded=discarded,
     )
 
 

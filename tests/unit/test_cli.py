@@ -114,6 +114,7 @@ def test_run_writes_everything_and_json_alone_on_stdout(finished):
     answer = json.loads(done.stdout)
     assert done.stderr == ""  # nobody watches: no bar, no warnings
     assert answer["ok"] and answer["study"] == "How many would say yes?"
+    assert answer["verdict"]["level"] in ("good", "rough") and answer["verdict"]["reasons"]
     [p] = answer["posterior"]
     assert p["name"] == "p"
     # The exact posterior is Beta(6001, 14001): mean 0.30002, sd 0.00324. Seven Monte Carlo errors of about sd / 8.
@@ -139,6 +140,19 @@ def test_the_draws_can_be_read_as_netcdf_or_it_is_said_why_not(finished):
     assert ("draws" in answer["files"]) is not any("draws.nc" in remark for remark in answer["remarks"])
 
 
+def test_a_run_that_is_of_no_use_says_so_first_and_ends_with_its_own_code(capsys, tmp_path):
+    study, out = make_study(tmp_path / "s", kernel='"guided"', epsilon=0.02), tmp_path / "out"
+    code, text, _ = call(capsys, "run", study, "--out", out, "--force")
+    assert code == endings.UNUSABLE == 8
+    assert text.lstrip().startswith("Verdict: do not use.") and "known to" not in text
+    mean = sfumato.load(out / "run.npz").draws["p"].mean()
+    assert f"{mean:.3f}" not in text[: text.index("Chains")]
+    assert "Do not use these draws" in (out / "report.html").read_text(encoding="utf-8")
+    code, answer = call_json(capsys, "resume", out)
+    assert (code, answer["ok"], answer["code"]) == (8, False, "unusable")
+    assert answer["verdict"]["level"] == "unusable" and answer["posterior"][0]["mean"] is None
+
+
 def test_missing_netcdf_is_a_remark_not_a_failure(finished, tmp_path, monkeypatch):
     from sfumato.cli import outputs
     from sfumato.run import Run
@@ -159,7 +173,8 @@ def test_a_finished_run_is_never_overwritten(finished, capsys, tmp_path):
 
 def test_report_of_a_saved_run(finished, capsys, tmp_path):
     code, answer = call_json(capsys, "report", finished[1] / "run.npz", "--out", tmp_path / "r.html", "--title", "Mine")
-    assert code == 0 and answer == {"ok": True, "report": str(tmp_path / "r.html")}
+    assert code == 0 and (answer["ok"], answer["report"]) == (True, str(tmp_path / "r.html"))
+    assert answer["verdict"]["level"] in ("good", "rough")
     assert "<h1>Mine</h1>" in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert call_json(capsys, "report", tmp_path / "none.npz")[0] == endings.INVALID
     assert call_json(capsys, "report", EXAMPLE / "model.py")[0] == endings.CHECKPOINT
@@ -243,6 +258,7 @@ def test_interrupted_then_resumed(capsys, tmp_path, monkeypatch):
     from sfumato import sampler
 
     study, out = make_study(tmp_path / "s", seed=3, pilot_share=0.0, kernel='"guided"'), tmp_path / "out"
+    study.write_text(study.read_text().replace("p = 0.5", "p = 0.3"))  # without a pilot, a chain starts at the guess
     monkeypatch.setattr(sampler, "_CHUNK_TERMS", 2 * 2 * 100)  # two kinds, two chains: chunks of a hundred steps
 
     @contextmanager
@@ -256,7 +272,7 @@ def test_interrupted_then_resumed(capsys, tmp_path, monkeypatch):
     assert code == endings.INTERRUPTED
     assert first["ok"] and first["stop_reason"] == "INTERRUPTED" and first["iterations"] == 200
     assert (out / "run-partial.npz").exists() and not (out / "run.npz").exists()
-    so_far = sfumato.load(out / "run-partial.npz").draws["p"]
+    so_far = sfumato.load(out / "run-partial.npz").transcript["theta"]
 
     again = call_json(capsys, "run", study, "--out", out)
     assert again[0] == endings.CHECKPOINT and "sfumato resume" in again[1]["error"]
@@ -265,7 +281,7 @@ def test_interrupted_then_resumed(capsys, tmp_path, monkeypatch):
     assert code == 0 and "Posterior" in text
     whole = sfumato.load(out / "run.npz")
     assert whole.stop_reason.name == "BUDGET_SPENT" and not (out / "run-partial.npz").exists()
-    assert np.array_equal(whole.draws["p"][:, :200], so_far) and whole.iterations > 200
+    assert np.array_equal(whole.transcript["theta"][:, :200], so_far) and whole.iterations > 200
     assert whole.privacy.spent_mu <= whole.privacy.mu
 
 

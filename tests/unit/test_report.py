@@ -11,7 +11,7 @@ import pytest
 from sfumato.privacy.statement import Statement
 from sfumato.report import write_report
 from sfumato.report.svg import ticks
-from sfumato.report.table import posterior_rows, series, verdict
+from sfumato.report.table import posterior_rows, series
 from sfumato.report.words import promise
 from sfumato.run import Run, StopReason
 
@@ -144,17 +144,17 @@ def test_the_spending_curve_starts_with_the_pilot_and_ends_at_what_was_spent(tmp
 
 
 def test_the_words_follow_the_diagnostics():
-    good, bad = verdict(posterior_rows(make_run())), verdict(posterior_rows(make_run(shift=3.0)))
-    assert "agree with each other" in good[0]
-    assert "do not agree" in bad[0]
-    assert "rough, and rougher" in bad[1] and "rough" not in good[1]
-    short = verdict(posterior_rows(make_run(steps=2)))
-    assert len(short) == 1 and "too short" in short[0]
+    good, bad, short = (make_run(**made).verdict for made in ({}, {"shift": 3.0}, {"steps": 2}))
+    assert good.level == "good" and "agree with each other" in good.reasons[0]
+    assert bad.level == "unusable" and "do not agree" in bad.reasons[0] and "known to" not in str(bad)
+    assert short.level == "unusable" and "too few" in short.reasons[0]
 
 
 def test_warnings_are_marked(tmp_path):
-    assert 'class="note bad"' in render(tmp_path, make_run(shift=3.0))
-    assert 'class="note good"' in render(tmp_path, make_run())
+    bad = render(tmp_path, make_run(shift=3.0))
+    assert 'class="verdict bad"' in bad and 'class="note bad"' in bad
+    good = render(tmp_path, make_run())
+    assert 'class="verdict good"' in good and 'class="note bad"' not in good
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])

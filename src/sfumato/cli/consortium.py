@@ -105,7 +105,7 @@ def _demonstrate(out: Path, epsilon: float, seed: int | None, limit: dict[str, i
             _wait(as_json)
     if keep and not as_json:
         typer.echo("\n  The nodes are stopped, and their folders are gone.")
-    return {"INTERRUPTED": endings.INTERRUPTED, "OWNER_LOST": endings.OWNER}.get(run.stop_reason.name, endings.FINE)
+    return endings.of_run(run)
 
 
 def _sample(everyone: "list[Owner]", terms: dict[str, Any], seed: int | None, as_json: bool) -> "Run":
@@ -145,13 +145,15 @@ def _show(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Wri
     from sfumato.cli import show
     from sfumato.cli.demo import show_coefficients
     from sfumato.consortium_demo.tables import LABELS, pooled_fit
-    from sfumato.report.table import posterior_rows
+    from sfumato.report.table import shown_rows
 
-    rows = posterior_rows(run)
+    rows = shown_rows(run)
+    show.verdict(run)
     show_coefficients(rows, pooled_fit(insurers), LABELS, COMPARISON.format(n=sum(i.n for i in insurers)))
-    show.paragraph(_in_words(run))
+    if run.verdict.usable:
+        show.paragraph(_in_words(run))
     show.heading("Chains")
-    show.chains(run, rows)
+    show.chains(run)
     show.statement(run)
     show.heading("What each owner's console says now")
     show.console().print(_budgets(seen))
@@ -203,9 +205,9 @@ def _document(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: 
     from sfumato.cli import outputs
     from sfumato.cli.demo import without_privacy
     from sfumato.consortium_demo.tables import LABELS, pooled_fit
-    from sfumato.report.table import posterior_rows
+    from sfumato.report.table import shown_rows
 
-    compared = without_privacy(posterior_rows(run), pooled_fit(insurers), LABELS)
+    compared = without_privacy(shown_rows(run), pooled_fit(insurers), LABELS)
     return outputs.as_json(run, written, "demo consortium") | compared | {"owners": [one.as_json() for one in seen]}
 
 

@@ -1,5 +1,6 @@
 """``sfumato demo``: a real study on real, public records, from the plan to the report."""
 
+import math
 import time
 from collections.abc import Mapping
 from enum import StrEnum
@@ -85,7 +86,7 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
         show.paragraph(INTRODUCTION.format(epsilon=epsilon))
     from sfumato import demo as study
     from sfumato.cli import outputs
-    from sfumato.report.table import posterior_rows
+    from sfumato.report.table import shown_rows
     from sfumato.sampler import plan as make_plan
     from sfumato.sampler import sample
 
@@ -95,19 +96,20 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
         show.plan(planned, "before anything is spent; its assumptions were made knowing this public table")
     run = sample(study.home_ownership, data, seed=seed, **terms)
     written = outputs.write(run, out, "Who owns a home?")
-    rows, exact = posterior_rows(run), study.non_private_fit(data)
+    rows, exact = shown_rows(run), study.non_private_fit(data)
     took = time.perf_counter() - began
     if as_json:
         document = outputs.as_json(run, written, "demo") | without_privacy(rows, exact, study.LABELS)
         endings.write_json(document | {"seconds": took})
     else:
+        show.verdict(run)
         show_coefficients(rows, exact, study.LABELS, COMPARISON)
         show.heading("Chains")
-        show.chains(run, rows)
+        show.chains(run)
         show.statement(run)
         show.files(written)
         show.paragraph(f"\nDone in {took:.0f} seconds. Open {show.short(written.files['report'])} in a browser.")
-    return endings.INTERRUPTED if run.stop_reason.name == "INTERRUPTED" else endings.FINE
+    return endings.of_run(run)
 
 
 # -- the private posterior beside the one without privacy ---------------------------------------------------------------
@@ -119,7 +121,8 @@ def show_coefficients(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]
 
     show.heading("Coefficients (log odds)")
     show.console().print(_table(rows, exact, labels))
-    show.paragraph(comparison.format(expected=median(row.ess for row in rows) ** -0.5))
+    if not any(math.isnan(row.mean) for row in rows):  # of an unusable run there is nothing to compare
+        show.paragraph(comparison.format(expected=median(row.ess for row in rows) ** -0.5))
 
 
 def without_privacy(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def _table(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from sfumato.cli.show import r_hat
+    from sfumato.cli.show import UNSHOWN, number, r_hat
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("")
@@ -140,13 +143,13 @@ def _table(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str]) -> Any:
         table.add_column(column, justify="right", no_wrap=True)
     for row, mean, sd in _paired(rows, exact, labels):
         figures = [
-            f"{row.mean:.3f}",
-            f"{row.sd:.3f}",
+            number(row.mean),
+            number(row.sd),
             f"{mean:.3f}",
             f"{sd:.3f}",
-            f"{abs(row.mean - mean) / sd:.1f} sd",
+            UNSHOWN if math.isnan(row.mean) else f"{abs(row.mean - mean) / sd:.1f} sd",
         ]
-        table.add_row(labels[row.name], *figures, f"{row.ess:.0f}", r_hat(row))
+        table.add_row(labels[row.name], *figures, number(row.ess, 0), r_hat(row))
     return table
 
 

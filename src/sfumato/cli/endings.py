@@ -10,11 +10,15 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from sfumato import errors
 
-FINE, UNEXPECTED, INVALID, TOO_WEAK, NO_BUDGET, CHECKPOINT, OWNER, REFUTED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
+if TYPE_CHECKING:
+    from sfumato.run import Run
+
+FINE, UNEXPECTED, INVALID, TOO_WEAK, NO_BUDGET, CHECKPOINT, OWNER, REFUTED = 0, 1, 2, 3, 4, 5, 6, 7
+UNUSABLE, INTERRUPTED = 8, 130
 
 
 class Ending(NamedTuple):
@@ -66,6 +70,12 @@ def interrupted(message: str, as_json: bool) -> int:
     else:
         _say(message, "Interrupted. ", "bold yellow")
     return INTERRUPTED
+
+
+def of_run(run: "Run") -> int:
+    """Exit code of a command that ends with a run: how it stopped, if somebody can go on with it; else what it is worth."""
+    stopped = {"INTERRUPTED": INTERRUPTED, "OWNER_LOST": OWNER}.get(run.stop_reason.name)
+    return stopped if stopped is not None else FINE if run.verdict.usable else UNUSABLE
 
 
 def leave(exit_code: int) -> NoReturn:

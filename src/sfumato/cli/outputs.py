@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sfumato.cli import endings
 from sfumato.errors import InvalidInput
 from sfumato.report import write_report
-from sfumato.report.table import posterior_rows
+from sfumato.report.table import shown_rows
 
 if TYPE_CHECKING:
     from sfumato.run import Run
@@ -47,17 +48,26 @@ def write(run: "Run", folder: Path, title: str, *, finished: bool = True) -> Wri
 
 def as_json(run: "Run", written: Written, name: str) -> dict[str, Any]:
     """Everything a program may want to know of a run."""
+    unusable = endings.of_run(run) == endings.UNUSABLE
     return {
-        "ok": True,
+        "ok": not unusable,
+        **({"code": "unusable", "error": str(run.verdict)} if unusable else {}),
         "study": name,
+        "verdict": verdict_json(run),
+        "discarded": run.discarded,
         "stop_reason": run.stop_reason.name,
         "stop_owner": run.stop_owner,
         "iterations": run.iterations,
         "acceptance": run.acceptance,
-        "posterior": [row._asdict() for row in posterior_rows(run)],
+        "posterior": [row._asdict() for row in shown_rows(run)],
         "plan": dict(run.plan),
         "privacy": run.privacy.to_dict(),
         "statement": str(run.privacy),
         "files": {what: str(path) for what, path in written.files.items()},
         "remarks": written.remarks,
     }
+
+
+def verdict_json(run: "Run") -> dict[str, Any]:
+    """The verdict, for programs."""
+    return {"level": run.verdict.level, "reasons": list(run.verdict.reasons)}

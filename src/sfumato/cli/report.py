@@ -17,6 +17,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML report of a saved run: one file, readable anywhere, released values only."""
+    from sfumato.cli import outputs
     from sfumato.report import write_report
     from sfumato.run import load
 
@@ -28,6 +29,9 @@ def report(
             f"the report cannot be written to {out} ({error.strerror}); choose another place with --out."
         ) from None
     if as_json:
-        endings.write_json({"ok": True, "report": str(path)})
+        endings.write_json({"ok": True, "report": str(path), "verdict": outputs.verdict_json(loaded)})
     else:
+        from sfumato.cli import show
+
+        show.verdict(loaded)
         typer.echo(f"Report: {path}")

@@ -1,5 +1,6 @@
 """What a person sees: tables and short paragraphs on standard output."""
 
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sfumato.report.table import FAIR_R_HAT, GOOD_R_HAT, Row, posterior_rows, verdict
+from sfumato.report.table import Row, shown_rows
+from sfumato.report.words import ending
+from sfumato.verdict import FAIR_R_HAT, GOOD_R_HAT
 
 if TYPE_CHECKING:
     from sfumato.auditor import Audit
@@ -23,7 +26,11 @@ ENDS = {
     "BUDGET_SPENT": "the budget is spent, as planned",
     "INTERRUPTED": "interrupted; what was drawn is saved",
     "OWNER_LOST": "an owner no longer answers; what was drawn is saved",
+    "NOT_MIXING": "the chain stopped itself",
 }
+STYLES = {"good": "bold green", "rough": "bold yellow", "unusable": "bold red"}
+UNSHOWN = "\N{EN DASH}"
+"""In place of a number that would mislead, or that nobody knows."""
 
 
 def console() -> Console:
@@ -85,12 +92,12 @@ def advice(made: "Plan") -> str:
 
 
 def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:
-    """Show a run: the posterior, whether to believe it, the promise, the files; `way_on` is the command that goes on with it."""
+    """Show a run: whether to believe it, the posterior, the promise, the files; `way_on` is the command that goes on with it."""
+    verdict(drawn)
     heading(f"Posterior: {name}")
-    rows = posterior_rows(drawn)
-    console().print(posterior(rows))
+    console().print(posterior(shown_rows(drawn)))
     heading("Chains")
-    chains(drawn, rows)
+    chains(drawn)
     statement(drawn)
     files(written)
     ended = drawn.stop_reason.name
@@ -101,16 +108,23 @@ def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:
         paragraph(f"\n{happened} Without a checkpoint there is nothing to go on with.")
 
 
-def chains(drawn: "Run", rows: list[Row]) -> None:
+def verdict(drawn: "Run") -> None:
+    """Say first whether the run may be used."""
+    found = drawn.verdict
+    first, _, rest = str(found).partition(": ")
+    console().print(Text.assemble("\n", (f"Verdict: {first}.", STYLES[found.level]), f" {rest}"))
+
+
+def chains(drawn: "Run") -> None:
     """Say how the chains went."""
     number = drawn.transcript["accepted"].shape[0]
     ended = ENDS[drawn.stop_reason.name]
-    for sentence in verdict(rows):
-        paragraph(sentence)
     forecast = f"The plan, made again after the pilot, had promised {drawn.plan['forecast_ess']:.0f} effective draws."
     paragraph(
         f"{number} chains x {drawn.iterations:,} iterations, {drawn.acceptance:.0%} accepted; {ended}. {forecast}"
     )
+    if drawn.stop_reason.name == "NOT_MIXING":
+        paragraph(ending(drawn))
 
 
 def statement(drawn: "Run") -> None:
@@ -134,15 +148,20 @@ def posterior(rows: list[Row]) -> Table:
     for column in ("mean", "sd", "90 % interval", "ESS", "R-hat"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        interval = f"{row.low:.3f} to {row.high:.3f}"
-        table.add_row(Text(row.name), f"{row.mean:.3f}", f"{row.sd:.3f}", interval, f"{row.ess:.0f}", r_hat(row))
+        interval = UNSHOWN if isnan(row.low) else f"{row.low:.3f} to {row.high:.3f}"
+        table.add_row(Text(row.name), number(row.mean), number(row.sd), interval, number(row.ess, 0), r_hat(row))
     return table
+
+
+def number(value: float, decimals: int = 3) -> str:
+    """A number, or a dash in its place."""
+    return UNSHOWN if isnan(value) else f"{value:.{decimals}f}"
 
 
 def r_hat(row: Row) -> Text:
     """Colour R-hat by what it means."""
     style = "green" if row.r_hat <= GOOD_R_HAT else "yellow" if row.r_hat <= FAIR_R_HAT else "red"
-    return Text(f"{row.r_hat:.2f}", style=style)
+    return Text(number(row.r_hat, 2), style=style)
 
 
 def short(path: Path) -> str:

@@ -65,7 +65,7 @@ def run(
     """Run a study: plan, pilot, chains; then leave draws, report and privacy statement in the output folder.
 
     Every answer of the pilot and every chunk is saved before the next is asked for: Ctrl-C keeps what was paid for,
-    `sfumato resume` goes on.
+    `sfumato resume` goes on. Exit code 8 if the verdict on the run is "do not use".
     """
     from sfumato.studyfile import SAMPLE_OPTIONS, read_study
 
@@ -207,13 +207,13 @@ def _hand_over(drawn: "Run", checkpoint: Path | None, out: Path, name: str, as_j
     if drawn.iterations == 0:
         _nothing_drawn(drawn, way_on, as_json)
     ended = drawn.stop_reason.name
-    finished = ended not in ("INTERRUPTED", "OWNER_LOST")
+    finished = ended not in ("INTERRUPTED", "OWNER_LOST")  # a chain that stopped itself is finished, too
     written = outputs.write(drawn, out, name, finished=finished)
     if as_json:
         endings.write_json(outputs.as_json(drawn, written, name))
     else:
         show.run(drawn, written, name, way_on)
-    raise typer.Exit(endings.FINE if finished else endings.OWNER if ended == "OWNER_LOST" else endings.INTERRUPTED)
+    raise typer.Exit(endings.of_run(drawn))
 
 
 def _nothing_drawn(drawn: "Run", way_on: str, as_json: bool) -> None:

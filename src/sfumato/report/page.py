@@ -10,7 +10,8 @@ import numpy as np
 from sfumato import __version__
 from sfumato.report import svg, words
 from sfumato.report.style import CSS
-from sfumato.report.table import FAIR_R_HAT, GOOD_R_HAT, Row, posterior_rows, series, verdict
+from sfumato.report.table import Row, series, shown_rows
+from sfumato.verdict import FAIR_R_HAT, GOOD_R_HAT
 
 if TYPE_CHECKING:
     from sfumato.run import Run
@@ -19,6 +20,7 @@ PICTURED = 24
 """Parameters with plots of their own; the table has all of them."""
 UNKNOWN = "?"
 """Shown where a run is too short to tell."""
+GRADES = {"good": "good", "rough": "fair", "unusable": "bad"}
 CITATIONS = (
     "S. Yıldırım (2016). On the use of penalty MCMC for differential privacy.",
     "D. M. Ceperley and M. Dewing (1999). The penalty method for random walks with uncertain energies. "
@@ -30,9 +32,10 @@ CITATIONS = (
 
 def page(run: "Run", title: str) -> str:
     """Return the whole page."""
-    rows = posterior_rows(run)
+    rows = shown_rows(run)
     body = [
         _head(run, title),
+        _banner(run),
         _promise(run),
         _posterior(run, rows),
         _pictures(run, rows),
@@ -63,6 +66,16 @@ def _head(run: "Run", title: str) -> str:
     return f'<header><p class="brand">sfumato</p><h1>{escape(title)}</h1><dl class="facts">{cells}</dl></header>'
 
 
+def _banner(run: "Run") -> str:
+    """The verdict, before anything else is said."""
+    headings = {"good": "Good", "rough": "Rough", "unusable": "Do not use these draws"}
+    level = run.verdict.level
+    return (
+        f'<section class="verdict {GRADES[level]}" role="note"><h2>{headings[level]}</h2>'
+        f"{_paragraphs(run.verdict.reasons)}</section>"
+    )
+
+
 def _promise(run: "Run") -> str:
     text = _paragraphs(words.promise(run.privacy))
     full = f'<h3>For the record</h3><p class="small">{escape(str(run.privacy))}</p>'
@@ -70,14 +83,13 @@ def _promise(run: "Run") -> str:
 
 
 def _posterior(run: "Run", rows: Sequence[Row]) -> str:
-    notes = "".join(f'<p class="note {_grade(rows)}">{escape(sentence)}</p>' for sentence in verdict(list(rows)))
     heads = ("parameter", "mean", "sd", "90% interval", "ESS", "R-hat")
     lines = [
         (
             escape(row.name),
             _number(row.mean, row.sd),
             _number(row.sd, row.sd),
-            f"{_number(row.low, row.sd)} to {_number(row.high, row.sd)}",
+            f"{_number(row.low, row.sd)} to {_number(row.high, row.sd)}" if run.verdict.usable else UNKNOWN,
             _count(row.ess),
             f'<span class="{_r_hat_grade(row.r_hat)}">{_or_unknown(row.r_hat, ".2f")}</span>',
         )
@@ -87,8 +99,14 @@ def _posterior(run: "Run", rows: Sequence[Row]) -> str:
         "sd: standard deviation. 90% interval: between the 5% and 95% quantiles. ESS: how many independent draws "
         "the chains are worth. R-hat: agreement of the chains, 1.00 when perfect."
     )
-    table = _table(heads, lines) + f'<p class="small">{legend}</p>'
-    return _section("What was learnt", notes + table)
+    if run.verdict.usable:
+        return _section("What was learnt", _table(heads, lines) + f'<p class="small">{legend}</p>')
+    nothing = (
+        '<p class="note bad">Nothing: means and intervals are not shown, because they would mislead. See above.</p>'
+    )
+    return _section(
+        "What was learnt", f'{nothing}<div class="greyed">{_table(heads, lines)}</div><p class="small">{legend}</p>'
+    )
 
 
 def _pictures(run: "Run", rows: Sequence[Row]) -> str:
@@ -101,11 +119,10 @@ def _pictures(run: "Run", rows: Sequence[Row]) -> str:
     remark = f'<p class="small">{rest} further parameters are in the table only.</p>' if rest > 0 else ""
     density_text = "The shaded part holds 90% of the draws, the dotted line is the mean, thin lines are single chains."
     trace_text = "Draws in the order they were made. Good chains overlap and show no drift."
-    return (
-        _section("Posterior", f"<p>{density_text}</p>{_grid(densities)}{remark}")
-        + "\n"
-        + _section("Chains", f"<p>{trace_text}</p>{_grid(traces)}")
-    )
+    chains = _section("Chains", f"<p>{trace_text}</p>{_grid(traces)}")
+    if not run.verdict.usable:
+        return chains
+    return _section("Posterior", f"<p>{density_text}</p>{_grid(densities)}{remark}") + "\n" + chains
 
 
 def _spending(run: "Run", rows: Sequence[Row]) -> str:
@@ -114,7 +131,7 @@ def _spending(run: "Run", rows: Sequence[Row]) -> str:
     total = before + np.concatenate([[0.0], np.cumsum(steps)])
     cap = run.privacy.mu**2
     least = min((row.ess for row in rows if not math.isnan(row.ess)), default=math.nan)
-    worth = f"{_count(least)} to {_count(_most(rows))}"
+    worth = f"worth {_count(least)} to {_count(_most(rows))} draws" if run.verdict.usable else "of no use"
     plan = run.plan
     facts = [
         ("cap", f"mu² = {cap:.4g}"),
@@ -122,7 +139,7 @@ def _spending(run: "Run", rows: Sequence[Row]) -> str:
         ("kernel", _kernel(plan)),
         ("accepted", f"{_or_unknown(run.acceptance, '.0%')} of the proposals"),
         ("planned", f"{plan['chains']} × {plan['iterations']:,} iterations, worth {plan['forecast_ess']:.0f} draws"),
-        ("achieved", f"{_chains(run)} × {run.iterations:,} iterations, worth {worth} draws"),
+        ("achieved", f"{_chains(run)} × {run.iterations:,} iterations, {worth}"),
         ("limit", f"{plan['limit_ess']:.0f} draws, were the whole budget spent on a single release"),
     ]
     text = (
@@ -220,12 +237,6 @@ def _r_hat_grade(r_hat: float) -> str:
     if math.isnan(r_hat):
         return "bad"
     return "good" if r_hat <= GOOD_R_HAT else "fair" if r_hat <= FAIR_R_HAT else "bad"
-
-
-def _grade(rows: Sequence[Row]) -> str:
-    """Grade a run by the worst of its parameters."""
-    grades = [_r_hat_grade(row.r_hat) for row in rows]
-    return next(grade for grade in ("bad", "fair", "good") if grade in (grades or ["bad"]))
 
 
 def _most(rows: Sequence[Row]) -> float:

@@ -26,6 +26,10 @@ p { margin: .6rem 0; max-width: 44rem; }
 .facts dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .promise { border-left: 3px solid var(--accent); background: var(--card); padding: .4rem 1.2rem;
   border-radius: 0 8px 8px 0;  font-size: 1.08rem; }
+.verdict { border: 2px solid currentColor; border-radius: 8px; padding: .2rem 1.2rem .6rem; margin: 1.6rem 0;
+  background: var(--card); font-weight: 400; }
+.verdict h2 { margin: .8rem 0 .2rem; } .verdict p { color: var(--ink); }
+.verdict.bad h2 { font-weight: 700; } .greyed { opacity: .45; }
 .note { border-left: 3px solid currentColor; padding-left: .8rem; }
 .good { color: var(--good); } .fair { color: var(--fair); } .bad { color: var(--bad); font-weight: 600; }
 .scroll { overflow-x: auto; margin: 1rem 0 .4rem; }

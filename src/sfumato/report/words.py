@@ -75,13 +75,20 @@ def _scope(privacy: "Statement | JointStatement") -> str:
     )
 
 
+def _left(run: "Run") -> str:
+    share = max(1 - run.privacy.spent_mu**2 / run.privacy.mu**2, 0.0)
+    return f"{share:.0%} of the budget is left, unspent."
+
+
 def ending(run: "Run") -> str:
     """Why the run stopped."""
     whose = f" of {run.stop_owner}" if run.stop_owner else ""
     return {
         "FINISHED": "It ended because all planned iterations were drawn.",
         "BUDGET_SPENT": f"It ended, as planned, when the privacy budget{whose} was spent.",
-        "INTERRUPTED": "It was interrupted. The draws are valid; there are fewer of them than planned.",
-        "OWNER_LOST": f"It ended because {run.stop_owner or 'an owner'} no longer answered. The draws are valid; there are "
-        "fewer of them than planned.",
+        "INTERRUPTED": "It was interrupted. There are fewer draws than planned.",
+        "OWNER_LOST": f"It ended because {run.stop_owner or 'an owner'} no longer answered. There are fewer draws "
+        "than planned.",
+        "NOT_MIXING": f"The chain stopped itself: it was not doing what was planned. {_left(run)} Do not go on with this run; "
+        "start a new one, with guess= near the mode or a larger pilot_share, and with what is left.",
     }[run.stop_reason.name]
