@@ -14,6 +14,7 @@ import hashlib
 import io
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ from sfumato.study import Study, make_study
 
 Array = Any
 Table = dict[str, np.ndarray]
+FOLDER = Path(tempfile.gettempdir()) / "sfumato-benchmarks"
+"""Keeps the wheels, and what takes long to compute."""
 DISTINCT = 4_000
 """Different records in a made-up table."""
 
@@ -607,7 +610,7 @@ class Reference:
 
 
 @cache
-def reference(problem: Problem, folder: Path = Path("wheels")) -> Reference:
+def reference(problem: Problem, folder: Path = FOLDER) -> Reference:
     """Find mode, covariance and diameter without privacy; once a process."""
     study = make_study(problem.model, problem.domain, "certify", "auto")
     with jax.enable_x64(True):
