@@ -45,7 +45,7 @@ from sfumato.errors import SfumatoError
 from sfumato.model.derivatives import size, vector_function
 from sfumato.planner import replan, run_pilot
 from sfumato.planner.pilot import Piloted
-from sfumato.planner.plan import Plan
+from sfumato.planner.plan import Plan, knows_information
 from sfumato.study import Study
 
 MOST = 0.1
@@ -134,12 +134,11 @@ class Ended:
         return self.arrived and not self.within
 
 
-def pilot_options(study: Study) -> dict[str, Any]:
+def pilot_options(study: Study, plan: Plan) -> dict[str, Any]:
     """What `sf.sample` passes to the pilot besides model, domain, start and budget."""
-    from sfumato.planner.pilot import FAMILY_SCHEDULE, SCHEDULE
-    from sfumato.planner.plan import knows_information
-
-    return {"schedule": FAMILY_SCHEDULE if knows_information(study) else SCHEDULE}
+    return {
+        "known": knows_information(study), "covariance": plan.picture.covariance, "most": 0.999 * MOST * plan.mu**2,
+    }  # fmt: skip
 
 
 def says(found: Piloted) -> tuple[bool, float]:
@@ -150,12 +149,12 @@ def says(found: Piloted) -> tuple[bool, float]:
 def one_pilot(known: Reference, plan: Plan, share: float, rng: np.random.Generator, small: bool) -> Ended:
     """Pilot; on a budget that is too small also the plan after it, which may still refuse the chain."""
     study, budget = known.study, share * plan.mu**2
-    release, began = Release(known, rng, cap=budget), time.process_time()
+    release, began = Release(known, rng, cap=MOST * plan.mu**2), time.process_time()
     try:
         with jax.enable_x64(True):
             found = run_pilot(
                 study.model, study.domain, known.records.n, plan.picture.centre, budget * 0.999, release,
-                **pilot_options(study),
+                **pilot_options(study, plan),
             )  # fmt: skip
     except SfumatoError as error:  # so does the run: nobody is misled
         return Ended(raised=f"{type(error).__name__}: {error}", spent=release.spent / plan.mu**2)
