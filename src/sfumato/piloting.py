@@ -113,7 +113,7 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
     if about.get("arrived", True):
         return
     spent = about["share"]
-    go_on = (
+    way_on = (
         f"Go on with sf.resume({str(kept.folder)!r}, data, guess=...) if you know roughly where the parameters are, or with "
         f"pilot_share={min(2 * spent, 0.5):.2g}"
         if kept is not None
@@ -122,8 +122,8 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
     )
     raise NotArrived(
         f"a chain starts near the posterior, and the pilot is up to {about['off_by']:.3g} posterior standard deviations off. "
-        f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left. {go_on}; a "
-        "larger epsilon, more records or a tighter domain help too. force=True samples all the same.",
+        f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left.",
+        f"{way_on}; a larger epsilon, more records or a tighter domain help too. force=True samples all the same.",
         off_by=about["off_by"],
         spent=spent * plan.mu**2,
         left=(1 - spent) * plan.mu**2,

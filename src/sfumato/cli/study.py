@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli import endings
-from sfumato.errors import CheckpointError, Interrupted, InvalidInput
+from sfumato.errors import CheckpointError, Interrupted, InvalidInput, NotArrived
 
 if TYPE_CHECKING:
     from sfumato.run import Run
@@ -77,7 +77,7 @@ def run(
     from sfumato.sampler import sample
 
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
-    telling = _telling_if_interrupted(checkpoint, out, as_json)
+    telling = _telling_the_way_on(checkpoint, out, as_json)
     with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
             out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.get("epsilon"),
@@ -97,9 +97,19 @@ def resume(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Output folder; by default the one that holds the checkpoint.")
     ] = None,
+    pilot_share: Annotated[
+        float | None,
+        typer.Option("--pilot-share", help="If the pilot did not arrive: run another, for this share of the budget."),
+    ] = None,
+    from_guess: Annotated[
+        bool, typer.Option("--from-guess", help="If the pilot did not arrive: run another, from the study's [guess].")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed. What was drawn is kept, and nothing goes uncounted."""
+    """Go on with a run that was interrupted or killed, or whose pilot did not arrive.
+
+    What was drawn is kept, and nothing goes uncounted.
+    """
     from sfumato.studyfile import read_study
 
     checkpoint = folder / "checkpoint" if (folder / "checkpoint" / "run.json").exists() else folder
@@ -112,11 +122,12 @@ def resume(
     from sfumato.sampler import resume as go_on
 
     home.mkdir(parents=True, exist_ok=True)
-    telling = _telling_if_interrupted(checkpoint, home, as_json)
+    telling = _telling_the_way_on(checkpoint, home, as_json)
     with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
-            home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity()
-        )
+            home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity(),
+            guess=file.guess if from_guess else None, pilot_share=pilot_share,
+        )  # fmt: skip
     _hand_over(drawn, checkpoint, home, file.name, as_json)
 
 
@@ -168,10 +179,21 @@ def _way_on(checkpoint: Path, out: Path) -> str:
 
 
 @contextmanager
-def _telling_if_interrupted(checkpoint: Path | None, out: Path, as_json: bool) -> Iterator[None]:
-    """End a command that Ctrl-C stopped before there were draws in words: what is paid for, and how to go on."""
+def _telling_the_way_on(checkpoint: Path | None, out: Path, as_json: bool) -> Iterator[None]:
+    """End a command that stopped before there were draws in words: what is paid for, and how to go on."""
     try:
         yield
+    except NotArrived as error:
+        if checkpoint is None:
+            raise
+        raise NotArrived(
+            error.so_far,
+            f"Go on with: {_way_on(checkpoint, out)} --pilot-share 0.2. Or write roughly where the parameters are into [guess] "
+            "of the study file beside it, and add --from-guess.",
+            off_by=error.off_by,
+            spent=error.spent,
+            left=error.left,
+        ) from None
     except KeyboardInterrupt as stop:
         if checkpoint is None:
             message = NO_WAY_ON

@@ -322,7 +322,9 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
         point = guide.move(point, looked)  # a surprise, and there is budget to look again
     centre, error = _centre(asker, guide, point)
     # What is left: the noise of the placing gradients, and what the last step missed if the information is off.
-    missed = min(point.roughness, 1.0) * upper_limit(looked.square, looked.sigma, dim)
+    # After a surprise nobody has looked whether the last step led anywhere: all of the distance counts.
+    far = upper_limit(looked.square, looked.sigma, dim)
+    missed = far * min(point.roughness, 1.0) if quiet else far
     off_by = (noise_length(error, dim) + missed) / dim**0.5
     final = guide.at(centre, guide.made_up(centre) if guide.known else point.information, 0.0)
     picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
