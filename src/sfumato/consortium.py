@@ -653,7 +653,7 @@ def _run_pilot(
     domains = {repr(_plain(other.domain)): other.domain for other in table.studies}
     domains.pop(repr(_plain(study.domain)))
     found = find_start(study, plan, release, terms["pilots"], bound=rounds.theta_bound, others=tuple(domains.values()))
-    pilot = found.about | {"owners": _shares(table)}
+    pilot = found.about | {"owners": _shares(table), "lost": 0}  # owners give the answer again that they gave
     widths = relative_widths([table.studies[i] for i in table.live], found.picture)
     mu = _set_shares(table, widths)
     again = replan(

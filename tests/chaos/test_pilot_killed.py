@@ -23,7 +23,7 @@ from sfumato.errors import BudgetSpent, CheckpointError
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.vault.vault import Vault
 
-FAMILY, RELEASES = sf.families.Bernoulli(), 3
+FAMILY = sf.families.Bernoulli()
 Y = (np.random.default_rng(0).random(5_000) < 0.3).astype(int)
 SETTINGS = {"epsilon": 4.0, "delta": 1e-5, "chains": 2, "seed": 3, "force": True, "iterations": 40, "progress": False}
 
@@ -74,13 +74,13 @@ def test_a_run_goes_on_from_any_moment_of_its_pilot(tmp_path, monkeypatch, note,
     asked, real = [], Vault.release
     monkeypatch.setattr(Vault, "release", lambda self, *a: (asked.append(a[0]), real(self, *a))[1])
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
-    assert len(asked) == RELEASES - len(answered)
+    releases = len(run.pilot["releases"])
+    assert releases > 3 and len(asked) == releases - len(answered)
     assert [release["answer"] for release in run.pilot["releases"]][: len(answered)] == answered
-    assert len(run.pilot["releases"]) == RELEASES
     assert run.pilot["lost"] == lost
     assert run.iterations > 0
     dim, chains = 1, SETTINGS["chains"]
-    assert run.privacy.releases == RELEASES + lost + run.iterations * chains * (1 + dim)
+    assert run.privacy.releases == releases + lost + run.iterations * chains * (1 + dim)
     check_account(tmp_path / "run", run, 0.0 if written else lost * price(run, note // 2 - 1))
     again = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)  # from now on it is a run like any other
     assert np.array_equal(again.transcript["theta"], run.transcript["theta"])
@@ -93,7 +93,7 @@ def test_stopped_twice_at_the_same_release_counts_twice(tmp_path, monkeypatch):
         stop_at(patch, 2, False)
         sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
-    assert (run.pilot["lost"], len(run.pilot["releases"])) == (2, RELEASES)
+    assert run.pilot["lost"] == 2
     check_account(tmp_path / "run", run, 2 * price(run, 1))
 
 
@@ -162,9 +162,10 @@ def test_owners_give_the_answer_again_that_they_gave(tmp_path, monkeypatch, note
     by_number = {}
     for number, answer in heard:
         assert by_number.setdefault(number, answer) == answer
-    assert sorted(by_number) == list(range(RELEASES))
-    assert [r["answer"] for r in run.pilot["releases"]] == [by_number[i] for i in range(RELEASES)]
-    numbers = RELEASES + run.iterations * SETTINGS["chains"] * 2
+    releases = len(run.pilot["releases"])
+    assert sorted(by_number) == list(range(releases))
+    assert [r["answer"] for r in run.pilot["releases"]] == [by_number[i] for i in range(releases)]
+    numbers = releases + run.iterations * SETTINGS["chains"] * 2
     # Of a last step whose correction the budget was not enough for, the statistics were released all the same.
     assert {owner.releases for owner in run.privacy.owners} in ({numbers}, {numbers + SETTINGS["chains"]})
     for path in (tmp_path / "run").glob("ledger*.sqlite"):
@@ -173,7 +174,7 @@ def test_owners_give_the_answer_again_that_they_gave(tmp_path, monkeypatch, note
             (account,) = ledger.accounts()
             assert account.spent <= account.cap
             # Of the last question the budget may not have been enough.
-            assert RELEASES + len(asked_in_chain) // 2 - account.answers in (0, 1)
+            assert releases + len(asked_in_chain) // 2 - account.answers in (0, 1)
 
 
 def test_a_pilot_that_cannot_be_followed_or_read_is_refused(tmp_path, monkeypatch):
@@ -205,8 +206,15 @@ def test_a_run_that_was_stopped_before_its_plan_has_spent_nothing(tmp_path):
 
 
 def test_a_release_that_cannot_be_paid_for_again_ends_the_run_and_says_so(tmp_path, monkeypatch):
+    real, half = Checkpoint.note_release, 0.5 * sf.gdp.mu(4.0, 1e-5) ** 2
+
+    def note_release(self, number, entry):
+        if entry["answer"] is not None and (2 * entry["radius"] / entry["sigma"]) ** 2 > half:  # the last, and dearest
+            raise KeyboardInterrupt
+        real(self, number, entry)
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop_at(patch, 6, False)
+        patch.setattr(Checkpoint, "note_release", note_release)
         sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", pilot_share=0.9, **SETTINGS)
     with pytest.raises(BudgetSpent, match="this run is over"):
         sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
@@ -246,8 +254,8 @@ def test_over_a_node_the_run_goes_on_as_the_analyst_who_began_it(tmp_path, monke
         with pytest.raises(CheckpointError, match="as the analyst who began it"):
             sf.resume(tmp_path / "run", people["bob"], model=model)
         run = sf.resume(tmp_path / "run", people["alice"], model=model)
-        assert len(run.pilot["releases"]) == 6
+        assert len(run.pilot["releases"]) > 3
     with sf.Ledger(folder / "owner.ledger") as ledger:
         (account,) = [account for account in ledger.accounts() if account.answers]
         assert account.spent <= account.cap
-        assert account.answers >= 6
+        assert account.answers >= len(run.pilot["releases"])
