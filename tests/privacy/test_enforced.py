@@ -92,8 +92,8 @@ def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_c
     """Slopes "proven" to be a third of what they are: the charge falls with them, and so does what leaves."""
     real = Remainder.anchor
 
-    def wrong(self, theta, finer=1):
-        anchor = real(self, theta, finer)
+    def wrong(self, *point, **cells):
+        anchor = real(self, *point, **cells)
         return anchor._replace(slope_low=anchor.slope_low / 3, slope_high=anchor.slope_high / 3)
 
     monkeypatch.setattr(Remainder, "anchor", wrong)
