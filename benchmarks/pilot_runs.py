@@ -72,11 +72,11 @@ def monte_carlo_errors(draws: np.ndarray) -> np.ndarray:
 
 
 def long_run(problem: Problem, known: Reference, folder: Path, draws: int) -> Long:
-    """Means and standard deviations of a long NUTS run; from disk if the same posterior was sampled before."""
+    """Means and standard deviations of a long run without privacy; from disk if the same posterior was sampled before."""
     mark = hashlib.sha256(known.mode.tobytes() + known.covariance.tobytes() + str(draws).encode()).hexdigest()[:16]
     path = folder / f"long-{problem.name}-{mark}.npz"
     if not path.exists():
-        exact = flat(sample_exactly(known, draws))
+        exact = flat(problem.exact(problem.table(folder), draws) if problem.exact else sample_exactly(known, draws))
         mean, sd, error = exact.mean((0, 1)), exact.std((0, 1)), monte_carlo_errors(exact)
         worst = float(np.max(error / sd))
         assert 0 < worst < EXACT, f"{problem.name}: means of the non-private run have errors of {worst:.2g} sd"
