@@ -161,15 +161,15 @@ n = 1500
     code, refused = said(capsys, "plan", study)
     assert code == 2 and "bundles" in refused["error"]
     code, answer = said(capsys, "run", study, "--out", tmp_path / "out", "--seed", "1")
-    assert code == 0, answer
+    assert code in (endings.FINE, endings.UNUSABLE), answer  # so few steps may be of use or not
     promised = {one["owner"]: (one["epsilon"], one["n"]) for one in answer["privacy"]["owners"]}
     bundle = next(name for name in promised if name.startswith("bundle"))
     assert promised == {"St Elsewhere": (2.0, N), "Birch": (3.0, 1500), bundle: (2.0, 1000)}
     assert 0 < answer["iterations"] <= 40
     assert (tmp_path / "out" / "checkpoint" / "run.json").exists()
     # The copy in the output folder finds the same owners: going on with a finished run gives the same run.
-    code, again = said(capsys, "resume", tmp_path / "out")
-    assert code == 0 and again["posterior"] == answer["posterior"]
+    as_before, again = said(capsys, "resume", tmp_path / "out")
+    assert as_before == code and again["posterior"] == answer["posterior"] and again["verdict"] == answer["verdict"]
 
     lost = replace(sf.load(tmp_path / "out" / "run.npz"), stop_reason=sf.StopReason.OWNER_LOST, stop_owner="Birch")
     with pytest.raises(typer.Exit) as ended:
