@@ -17,7 +17,7 @@ from sfumato.planner import compiled, pilot
 from sfumato.planner.arrival import SURPRISING, is_noise, upper_limit
 from sfumato.planner.compiled import prior_draws
 from sfumato.planner.forecast import Picture
-from sfumato.planner.pilot import FORGIVEN, Answered, _information, _place, _straight, run_pilot
+from sfumato.planner.pilot import FORGIVEN, Answered, _information, _straight, _summit, _together, run_pilot
 from sfumato.planner.plan import _centre
 from sfumato.planner.reach import MARGIN, Search, diameter, enclosing_ball
 from sfumato.study import make_study
@@ -25,8 +25,8 @@ from sfumato.study import make_study
 REPEATS = 400
 
 
-def noisy_gradients(rng, mode, covariance, sigmas, starts):
-    """Gradients of a normal log posterior, with the noise a pilot has: whitened by the covariance."""
+def noisy_scores(rng, mode, covariance, sigmas, starts):
+    """Scores of a normal likelihood, with the noise a pilot has: whitened by the covariance."""
     root = np.linalg.cholesky(covariance)
     noise = np.linalg.inv(root).T
     slopes = [np.linalg.solve(covariance, mode - start) for start in starts]
@@ -36,7 +36,7 @@ def noisy_gradients(rng, mode, covariance, sigmas, starts):
     ]
 
 
-def test_all_gradients_place_the_centre_together():
+def test_all_scores_place_the_centre_together():
     rng = np.random.default_rng(0)
     covariance = np.array([[2.0, 0.9], [0.9, 1.0]])
     white = np.linalg.inv(np.linalg.cholesky(covariance))
@@ -44,8 +44,9 @@ def test_all_gradients_place_the_centre_together():
     starts = [mode + [1.0, 0.0], mode + [0.0, 0.5]]
     off, told = [], set()
     for _ in range(REPEATS):
-        centre, error = _place(noisy_gradients(rng, mode, covariance, sigmas, starts), covariance)
-        off.append(white @ (centre - mode))
+        answered = noisy_scores(rng, mode, covariance, sigmas, starts)
+        score, error = _together(answered, starts[0], np.linalg.inv(covariance), covariance)
+        off.append(white @ (starts[0] + covariance @ score - mode))
         told.add(round(error, 9))
     expected = sum(s**-2 for s in sigmas) ** -0.5
     assert told == {round(expected, 9)}
@@ -55,7 +56,7 @@ def test_all_gradients_place_the_centre_together():
 def test_gradients_from_where_the_posterior_is_no_parabola_are_not_heard():
     rng = np.random.default_rng(0)
     mode = np.zeros(2)
-    answers = noisy_gradients(
+    answers = noisy_scores(
         rng, mode, np.eye(2), (1.0, 1.0, 1.0, 1.0), [mode + 50.0, mode + 3.0, mode + 1.0, mode + 9.0]
     )
     far, bent, near, last = answers
@@ -394,3 +395,13 @@ def test_a_start_is_a_point_of_the_prior():
         assert model.log_prior(np.median(prior_draws(model), axis=0)) < typical - 1000
         assert model.log_prior(theta) > typical - 20
     assert origin == "a point in the middle of the prior"
+
+
+def test_a_curved_prior_is_followed_to_the_top():
+    """The parabola knows a alone; b follows a along the banana's ridge, which no Newton step for both would."""
+    with jax.enable_x64(True):
+        model = make_study(banana, {"x": sf.Interval(-5.0, 5.0)}).model
+        information = np.diag([1e4, 0.0])
+        top = _summit(model, np.array([0.3, 1.8]), information @ np.array([0.9, 0.0]), information)
+    assert top[0] == pytest.approx(1.2, rel=1e-3)
+    assert top[1] == pytest.approx(20.0 * top[0] ** 2, rel=1e-3)

@@ -48,6 +48,7 @@ _KINKED = 0.3  # information over outer products on made-up records, where it is
 _MARGIN = 1.0 + 2.0**-10
 _FAR = 6.0  # posterior standard deviations, root mean square: from further away a gradient says nothing of the mode
 _BENT = 0.25  # of the noise: a Newton step may miss by so much, because the log posterior is no parabola, and still be heard
+_CLIMB_STEPS = 100  # to the top of a parabola plus the log prior
 _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave the region the prior believes in
 
 
@@ -67,17 +68,21 @@ class Piloted(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A noisy gradient of the log posterior, where it was asked, and a root of its noise's covariance."""
+    """A noisy score of all records, where it was asked, and a root of its noise's covariance."""
 
     theta: np.ndarray
-    gradient: np.ndarray
+    score: np.ndarray
     noise: np.ndarray
 
 
 class Looked(NamedTuple):
-    """A noisy gradient in whitened coordinates: the way to the mode in posterior standard deviations, and its noise."""
+    """A noisy gradient of the log posterior in whitened coordinates: the way to the mode in posterior standard deviations.
+
+    `score` is the records' part of it, as it is; `sigma` the noise of each whitened coordinate.
+    """
 
     way: np.ndarray
+    score: np.ndarray
     sigma: float
 
     @property
@@ -170,9 +175,9 @@ class _Asker:
         """The way to the mode, and its noise."""
         answer, sigma = self.ask("gradient", theta, root, share)
         slope = np.asarray(compiled.prior_derivatives(self.model)(theta)[0])
-        noise = np.linalg.inv(root).T * sigma
-        self.answered.append(Answered(theta, np.linalg.solve(root.T, answer) + slope, noise))
-        return Looked(answer + root.T @ slope, sigma)
+        score = np.linalg.solve(root.T, answer)
+        self.answered.append(Answered(theta, score, np.linalg.inv(root).T * sigma))
+        return Looked(answer + root.T @ slope, score, sigma)
 
 
 # -- moving -------------------------------------------------------------------------------------------------------------
@@ -236,12 +241,23 @@ class _Guide:
         return "information" if np.linalg.eigvalsh(white @ hessian @ white.T)[0] > _KINKED else "outer"
 
     def move(self, point: _Point, looked: Looked) -> _Point:
-        """Take a Newton step, shortened where the information is rough or changes along the way."""
-        share = 1 / (1 + min(point.roughness, 1.0))
-        way = _bounded(point.root @ looked.way, _prior_sd(self.model)) * share
-        way = way * self._straight_for(point.theta, way)
-        theta = np.clip(_inside(self.model, point.theta, way), -self.bound, self.bound)
+        """Take a Newton step, shorter where the information is rough or changes along the way."""
+        careful = (1 + min(point.roughness, 1.0)) * point.information
+        way = self.towards(point.theta, looked.score, careful)
+        theta = self.step(point.theta, way * self._straight_for(point.theta, way))
         return self.at(theta, point.information, point.roughness, looked.sigma**2)
+
+    def towards(self, theta: np.ndarray, score: np.ndarray, information: np.ndarray) -> np.ndarray:
+        r"""The way to the mode if the log-likelihood is a parabola: :math:`s^\top\delta - \tfrac12\delta^\top J\delta`.
+
+        The prior is public and taken as it is, not as a parabola: hyperparameters, which no record speaks of, then follow the
+        parameters that they govern, and a curved prior is followed along its ridge.
+        """
+        return _bounded(_summit(self.model, theta, score, information) - theta, _prior_sd(self.model))
+
+    def step(self, theta: np.ndarray, way: np.ndarray) -> np.ndarray:
+        """Where a step ends: where the prior is positive, and inside the box that the owners answer for."""
+        return np.clip(_inside(self.model, theta, way), -self.bound, self.bound)
 
     def _straight_for(self, theta: np.ndarray, way: np.ndarray) -> float:
         """How much of a step may be taken before the made-up records' information along it changes by a factor."""
@@ -249,13 +265,13 @@ class _Guide:
         if not size > 0:
             return 1.0
 
+        prior = float(way @ forecast.prior_precision(self.model, theta) @ way) / size**2
+
         def along(share: float) -> float:
             there = _inside(self.model, theta, share * way)
             batch = synthetic.uniform(self.model, self.domain, there)
             mean = np.asarray(compiled.information(self.model)(there, dict(batch)))
-            value = float(way @ mean @ way) / size**2
-            prior = float(way @ forecast.prior_precision(self.model, there) @ way) / size**2
-            return max(self.n * value, 0.0) + prior
+            return max(self.n * float(way @ mean @ way) / size**2, 0.0) + prior
 
         here, share = along(0.0), 1.0
         for _ in range(12):
@@ -333,26 +349,51 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
 
 def _centre(asker: _Asker, guide: _Guide, point: _Point) -> tuple[np.ndarray, float]:
     """Where all gradients from nearby put the mode together, and its error."""
-    covariance, last = point.root @ point.root.T, asker.answered[-1]
+    covariance = point.root @ point.root.T
     batch = synthetic.uniform(guide.model, guide.domain, point.theta)
     bends = _bends(guide.model, guide.n, point.theta, batch)
-    placed, error = _place(_straight(asker.answered, point.theta, bends, covariance), covariance)
-    move = _bounded(placed - last.theta, _prior_sd(guide.model))
-    return np.clip(_inside(guide.model, last.theta, move), -guide.bound, guide.bound), error
+    heard = _straight(asker.answered, point.theta, bends, covariance)
+    score, error = _together(heard, point.theta, point.information, covariance)
+    return guide.step(point.theta, guide.towards(point.theta, score, point.information)), error
 
 
-def _place(answered: list[Answered], covariance: np.ndarray) -> tuple[np.ndarray, float]:
-    r"""Where gradients together put the mode, and its error in posterior standard deviations (root mean square).
+def _together(
+    answered: list[Answered], theta: np.ndarray, information: np.ndarray, covariance: np.ndarray
+) -> tuple[np.ndarray, float]:
+    r"""What scores say together about the score at theta, and the error it leaves in the mode (posterior sds, rms).
 
-    With the final covariance :math:`\Sigma` every answer is a Newton step :math:`\theta_k + \Sigma g_k` of its own, with noise
-    :math:`\Sigma N_k`; they are averaged by their precisions.
+    A score :math:`s_k` that was asked at :math:`\theta_k` says :math:`s_k - J(\theta - \theta_k)` of theta; these are averaged
+    by the precisions of their noises. The mode is off by :math:`\Sigma` times the average's noise.
     """
-    white = np.linalg.inv(np.linalg.cholesky(covariance))
-    noises = [white @ covariance @ a.noise for a in answered]
-    precisions = [forecast.safe_inverse(noise @ noise.T) for noise in noises]
+    precisions = [forecast.safe_inverse(a.noise @ a.noise.T) for a in answered]
     spread = forecast.safe_inverse(np.sum(precisions, axis=0))
-    steps = [p @ (white @ (a.theta + covariance @ a.gradient)) for p, a in zip(precisions, answered, strict=True)]
-    return np.linalg.solve(white, spread @ np.sum(steps, axis=0)), float((np.trace(spread) / len(white)) ** 0.5)
+    moved = [p @ (a.score - information @ (theta - a.theta)) for p, a in zip(precisions, answered, strict=True)]
+    root = np.linalg.cholesky(covariance)
+    return spread @ np.sum(moved, axis=0), float((np.trace(root.T @ spread @ root) / len(root)) ** 0.5)
+
+
+def _summit(model: Model, theta: np.ndarray, score: np.ndarray, information: np.ndarray) -> np.ndarray:
+    """The top of a parabola plus the log prior, by damped Newton steps from theta: public arithmetic, it costs nothing."""
+
+    def height(there: np.ndarray) -> float:
+        away = there - theta
+        return float(score @ away - away @ information @ away / 2 + compiled.prior_density(model)(there))
+
+    here, high = theta, height(theta)
+    for _ in range(_CLIMB_STEPS):
+        slope, bend = (np.asarray(part) for part in compiled.prior_derivatives(model)(here))
+        values, vectors = np.linalg.eigh(information - np.nan_to_num(bend))
+        total = score - information @ (here - theta) + np.nan_to_num(slope)
+        step = vectors @ ((vectors.T @ total) / np.maximum(np.abs(values), 1e-9 * np.abs(values).max()))
+        gain = float(total @ step)
+        length = 1.0
+        while length > 1e-6 and not height(here + length * step) >= high + 0.1 * length * gain:
+            length /= 2
+        if length <= 1e-6 or gain < 1e-6:
+            break
+        here = here + length * step
+        high = height(here)
+    return here
 
 
 def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.ndarray], np.ndarray]:

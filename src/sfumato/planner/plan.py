@@ -494,7 +494,7 @@ def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, 
     nudge = 1e-4 * np.std(draws, axis=0)
     if guess is not None:
         return theta_of(model, guess, "guess") + nudge, "the guess given"
-    median = np.median(draws, axis=0)
+    median = _settled(model, np.median(draws, axis=0), np.std(draws, axis=0))
     density = compiled.prior_density(model)
     if density(jax.device_put(median)) >= np.median([density(jax.device_put(draw)) for draw in draws[::20]]):
         return median + nudge, "the prior's median"
@@ -502,3 +502,15 @@ def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, 
     scale = np.maximum(np.std(draws, axis=0), 1e-300)
     far = np.abs(draws[:, None] - draws[None, ::10]) / scale
     return draws[int(np.argmin(far.mean(axis=(1, 2))))] + nudge, "a point in the middle of the prior"
+
+
+def _settled(model: Model, median: np.ndarray, spread: np.ndarray) -> np.ndarray:
+    """The median of a thousand draws without their chance, where the prior's own slope tells: of a normal, its mean.
+
+    A hundredth of a prior standard deviation is nothing for the prior and may be much for a column in raw units.
+    """
+    slope, bend = (np.asarray(part) for part in compiled.prior_derivatives(model)(jax.device_put(median)))
+    if not (np.all(np.isfinite(bend)) and np.linalg.eigvalsh(-bend)[0] > 0):
+        return median
+    step = np.linalg.solve(-bend, slope)
+    return median + step if np.all(np.abs(step) <= 0.2 * spread) else median
