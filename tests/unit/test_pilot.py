@@ -17,7 +17,7 @@ from sfumato.planner import compiled, pilot
 from sfumato.planner.arrival import SURPRISING, is_noise, upper_limit
 from sfumato.planner.compiled import prior_draws
 from sfumato.planner.forecast import Picture
-from sfumato.planner.pilot import FORGIVEN, Answered, _information, _straight, _summit, _together, run_pilot
+from sfumato.planner.pilot import FORGIVEN, Answered, _information, _straight, _together, run_pilot, summit
 from sfumato.planner.plan import _centre
 from sfumato.planner.reach import MARGIN, Search, diameter, enclosing_ball
 from sfumato.study import make_study
@@ -394,7 +394,23 @@ def test_a_start_is_a_point_of_the_prior():
         typical = np.median([model.log_prior(draw) for draw in prior_draws(model)[:50]])
         assert model.log_prior(np.median(prior_draws(model), axis=0)) < typical - 1000
         assert model.log_prior(theta) > typical - 20
-    assert origin == "a point in the middle of the prior"
+    assert origin == "the prior's mode"
+
+
+def pooled(group, y):
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    rates = numpyro.sample("rates", dist.Normal(0.0, spread).expand([8]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=rates[group]), obs=y)
+
+
+def test_a_prior_without_a_top_is_entered_in_its_middle():
+    """The density of a hierarchy grows without end as its scale goes to zero: no pilot starts there."""
+    with jax.enable_x64(True):
+        model = make_study(pooled, {"group": sf.Categories(8), "y": sf.Binary()}).model
+        theta, _ = _centre(model, None)
+        low, high = np.quantile(prior_draws(model), [0.05, 0.95], axis=0)
+    assert np.all((low < theta) & (theta < high))
 
 
 def test_a_curved_prior_is_followed_to_the_top():
@@ -402,6 +418,6 @@ def test_a_curved_prior_is_followed_to_the_top():
     with jax.enable_x64(True):
         model = make_study(banana, {"x": sf.Interval(-5.0, 5.0)}).model
         information = np.diag([1e4, 0.0])
-        top = _summit(model, np.array([0.3, 1.8]), information @ np.array([0.9, 0.0]), information)
+        top = summit(model, np.array([0.3, 1.8]), information @ np.array([0.9, 0.0]), information)
     assert top[0] == pytest.approx(1.2, rel=1e-3)
     assert top[1] == pytest.approx(20.0 * top[0] ** 2, rel=1e-3)

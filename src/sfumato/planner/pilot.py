@@ -253,7 +253,7 @@ class _Guide:
         The prior is public and taken as it is, not as a parabola: hyperparameters, which no record speaks of, then follow the
         parameters that they govern, and a curved prior is followed along its ridge.
         """
-        return _bounded(_summit(self.model, theta, score, information) - theta, _prior_sd(self.model))
+        return _bounded(summit(self.model, theta, score, information) - theta, _prior_sd(self.model))
 
     def step(self, theta: np.ndarray, way: np.ndarray) -> np.ndarray:
         """Where a step ends: where the prior is positive, and inside the box that the owners answer for."""
@@ -372,7 +372,7 @@ def _together(
     return spread @ np.sum(moved, axis=0), float((np.trace(root.T @ spread @ root) / len(root)) ** 0.5)
 
 
-def _summit(model: Model, theta: np.ndarray, score: np.ndarray, information: np.ndarray) -> np.ndarray:
+def summit(model: Model, theta: np.ndarray, score: np.ndarray, information: np.ndarray) -> np.ndarray:
     """The top of a parabola plus the log prior, by damped Newton steps from theta: public arithmetic, it costs nothing."""
 
     def height(there: np.ndarray) -> float:

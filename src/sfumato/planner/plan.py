@@ -16,7 +16,7 @@ from sfumato.kernel import Kernel, Langevin, RandomWalk
 from sfumato.model import Model
 from sfumato.model.base import theta_of
 from sfumato.planner import compiled, forecast, synthetic, truncated
-from sfumato.planner.pilot import PLACING
+from sfumato.planner.pilot import PLACING, summit
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES
 from sfumato.sensitivity.reference import Reference
@@ -501,7 +501,14 @@ def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, 
     # Where parameters hang together (a banana, a simplex) no draw need be near the vector of their medians.
     scale = np.maximum(np.std(draws, axis=0), 1e-300)
     far = np.abs(draws[:, None] - draws[None, ::10]) / scale
-    return draws[int(np.argmin(far.mean(axis=(1, 2))))] + nudge, "a point in the middle of the prior"
+    middle = draws[int(np.argmin(far.mean(axis=(1, 2))))]
+    top = summit(model, middle, np.zeros(model.dim), np.zeros((model.dim, model.dim)))
+    low, high = np.quantile(draws, [0.005, 0.995], axis=0)
+    if np.all(
+        (low < top) & (top < high)
+    ):  # a hierarchy has no top: its density grows without end as a scale goes to zero
+        return top + nudge, "the prior's mode"
+    return middle + nudge, "a point in the middle of the prior"
 
 
 def _settled(model: Model, median: np.ndarray, spread: np.ndarray) -> np.ndarray:
