@@ -19,6 +19,8 @@ from sfumato.errors import InvalidData, InvalidInput
 
 Array: TypeAlias = Any
 """A NumPy array or a JAX array; domains work on both."""
+LARGEST_WHOLE = 2**53
+"""Records are checked in float64, which has all whole numbers up to here."""
 
 
 def _finite(name: str, value: Array) -> np.ndarray:
@@ -218,6 +220,11 @@ class Integers(Box):
             raise InvalidInput(
                 f"bounds of {type(self).__name__} must be whole numbers, got {lower} and {upper}; round them."
             )
+        if any(abs(end) > LARGEST_WHOLE for end in ends):
+            raise InvalidInput(
+                f"bounds of {type(self).__name__} must be at most 2^53 in size, where every whole number is a float64 too, got "
+                f"{lower} and {upper}; rescale the column."
+            )
         super().__init__(*ends, shape=shape)
 
     def to_dict(self) -> dict[str, Any]:
@@ -275,6 +282,10 @@ class Categories(Integers):
             return super().encode(column)
         codes = {label: float(code) for code, label in enumerate(self.labels)}
         return np.array([codes.get(label, np.nan) for label in np.asarray(column).tolist()])
+
+    def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw categories: a code is a name, and every one of them is an extreme point."""
+        return self.sample(rng, size)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""

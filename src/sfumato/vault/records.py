@@ -16,6 +16,7 @@ import numpy as np
 
 from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidData, InvalidInput
+from sfumato.model.base import WHOLE
 from sfumato.vault.blocks import Rows
 from sfumato.vault.trim import LARGE
 
@@ -378,7 +379,7 @@ def _check(name: str, values: np.ndarray, domain: Domain, outside: str) -> None:
 def _storage(domain: Domain, given: np.dtype[Any]) -> np.dtype[Any]:
     """Smallest type that holds the column: integers by their range, reals as they came (float32 or float64)."""
     if domain.discrete and isinstance(domain, Box):
-        return np.min_scalar_type(int(np.min(domain.lo))) if np.all(domain.lo == domain.hi) else _int_type(domain)
+        return _int_type(domain)
     return np.dtype(np.float32) if given == np.float32 else np.dtype(np.float64)
 
 
@@ -387,6 +388,4 @@ def _int_type(domain: Domain) -> np.dtype[Any]:
         info = np.iinfo(candidate)
         if info.min <= np.min(domain.lo) and np.max(domain.hi) <= info.max:
             return np.dtype(candidate)
-    raise InvalidInput(
-        f"Integers must fit 32 bits, got [{np.min(domain.lo):g}, {np.max(domain.hi):g}]; rescale the column."
-    )
+    return WHOLE
