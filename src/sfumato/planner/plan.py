@@ -16,6 +16,7 @@ from sfumato.kernel import Kernel, Langevin, RandomWalk
 from sfumato.model import Model
 from sfumato.model.base import theta_of
 from sfumato.planner import compiled, forecast, synthetic, truncated
+from sfumato.planner.advice import advice, careless_rows, ways_out, would_do
 from sfumato.planner.pilot import PLACING
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES
@@ -63,6 +64,8 @@ class Plan:
     copy_sigma
         Langevin on a family over owners one has to wait for: noise in each coordinate of the second copies that
         corrections are made from; `sigma` is then what the noise of a correction will be on average. Else 0.
+    hint
+        Of a weak plan: which columns want centring and scaling, if any.
     """
 
     kernel: str
@@ -85,6 +88,7 @@ class Plan:
     considered: tuple[tuple[str, float], ...] = ()
     truncate: float | None = None
     copy_sigma: float = 0.0
+    hint: str = field(default="", repr=False)
 
     @property
     def share_of_limit(self) -> float:
@@ -103,15 +107,14 @@ class Plan:
         return forecast.KERNELS[self.kernel](self.matrix, self.step)
 
     def refuse_if_weak(self) -> None:
-        """Raise `PlanTooWeak`, with the numbers and three ways out."""
+        """Raise `PlanTooWeak`, with the numbers and ways out."""
         if not self.weak:
             return
         epsilon, n = self._would_do()
         raise PlanTooWeak(
             f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
-            f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. Three ways "
-            f"out: epsilon of about {epsilon:.2g} on the same records; about {n:,} records at the same "
-            "epsilon; fewer chains, a simpler model or a tighter domain. force=True samples all the same"
+            f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
+            f"{ways_out(epsilon, n, self.hint)} force=True samples all the same"
             + (
                 "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
                 if self.family
@@ -146,6 +149,7 @@ class Plan:
             *([("because", self._because())] if len(self.considered) > 1 else []),
             ("rests on", "; ".join(self.assumptions)),
             *(("owner", _owner_row(owner)) for owner in self.owners),
+            *careless_rows(self),
         ]
 
     def _noise(self) -> str:
@@ -171,7 +175,7 @@ class Plan:
             return []
         epsilon, n = self._would_do()
         words = f"sample refuses this plan: it needs {ENOUGH_ESS * self.chains:g} effective draws ({ENOUGH_ESS:g} a chain); "
-        return [("too weak", f"{words}epsilon of about {epsilon:.2g} would do, or about {n:,} records")]
+        return [("too weak", words + would_do(epsilon, n, self.hint))]
 
     def __str__(self) -> str:
         return self.table()
@@ -385,12 +389,13 @@ def _assemble(
         else:
             limit = forecast.limit_ess(study.model, study.domain, picture, mu, study.near)
     choice, considered = choices[0], tuple((c.kernel, c.ess / limit) for c in choices)
-    return Plan(
+    plan = Plan(
         kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=chains, n=n,
         epsilon=float(epsilon), delta=float(delta), mu=mu, pilot_share=pilot_share, forecast_ess=choice.ess,
         limit_ess=limit, assumptions=assumptions, picture=picture, matrix=choice.matrix, family=study.family is not None,
         considered=considered, truncate=truncate, copy_sigma=choice.copy_sigma,
     )  # fmt: skip
+    return replace(plan, hint=advice(study, plan) or "")
 
 
 def _near(study: Study, kernel: str) -> tuple[Reference, Model] | None:
