@@ -14,6 +14,7 @@ from jax.scipy.special import log_ndtr
 import sfumato as sf
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
 from sfumato.kernel import PublicStream, RandomWalk
+from sfumato.model import from_numpyro
 from sfumato.planner.advice import advice
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.run import StopReason
@@ -64,6 +65,29 @@ def test_an_outcome_is_not_told_to_be_scaled():
 
     weak = SimpleNamespace(weak=True, picture=SimpleNamespace(centre=np.array([0.3])))
     assert advice(make_study(visits, {"y": sf.Integers(0, 50)}), weak) is None
+
+
+@pytest.mark.parametrize(
+    ("term", "wanted"),
+    [
+        (lambda b, x: b[0] * x, True),
+        (lambda b, x: b[0] * x + b[1] * x**2, True),
+        (lambda b, x: jnp.stack([x, x], -1) @ b, False),  # a design matrix of its own: not followed, nothing claimed
+        (lambda b, x: b[0] * (x - 200) / 50, False),  # is scaled already
+        (lambda b, x: b[0] * jnp.log(x / 200), False),
+        (lambda b, x: b[0], False),  # is not used
+    ],
+)
+def test_only_a_column_that_a_parameter_multiplies_as_it_stands_wants_scaling(term, wanted):
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("outcome", dist.Normal(term(b, x), 1.0), obs=y)
+
+    domain = {"x": sf.Integers(100, 300), "y": sf.Interval(-3, 3)}
+    study = SimpleNamespace(model=from_numpyro(model, domain), domain=domain, family=None)
+    weak = SimpleNamespace(weak=True, picture=SimpleNamespace(centre=np.array([0.3, 0.1])))
+    assert (advice(study, weak) is not None) == wanted
 
 
 def test_a_delta_of_one_in_n_is_a_loud_line_of_the_plan(raw):

@@ -297,6 +297,8 @@ def _kind(distribution: Any) -> str:
     """What a distribution is called by whoever wrote the model."""
     while hasattr(distribution, "base_dist") and type(distribution).__name__ in _WRAPPERS:
         distribution = distribution.base_dist
+    if type(distribution).__name__ == "Unit":
+        return "the factor"
     return type(distribution).__name__.removesuffix("Logits").removesuffix("Probs")
 
 

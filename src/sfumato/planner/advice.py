@@ -1,11 +1,13 @@
 """What to do about a weak plan, in words: what its columns look like, and numbers only where somebody could have them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Set
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from sfumato.domain import Binary, Box, Categories, Domain
+from sfumato.model.base import input_spec
 from sfumato.planner import synthetic
 from sfumato.privacy.statement import careless
 
@@ -28,9 +30,10 @@ def advice(study: "Study", plan: "Plan") -> str | None:
     """
     if not plan.weak or study.family is not None:
         return None
-    wide = [(name, d) for name, d in study.domain.items() if _off_scale(d)]
+    wide = {name: d for name, d in study.domain.items() if _off_scale(d)}
     outcomes = _observed(study, plan) if wide else set()
-    covariates = [_scaled(name, d) for name, d in wide if name not in outcomes]
+    raw = _times_a_parameter(study, wide.keys() - outcomes)
+    covariates = [_scaled(name, d) for name, d in wide.items() if name in raw]
     if not covariates:
         return None
     first = covariates[0][1]
@@ -50,6 +53,45 @@ def _observed(study: "Study", plan: "Plan") -> set[str]:
         return set(
             synthetic.observed_columns(study.model, plan.picture.centre, synthetic.extreme(study.domain, size=2))
         )
+
+
+def _times_a_parameter(study: "Study", names: Set[str]) -> set[str]:
+    """Columns that a parameter multiplies as they stand, and that nothing else is done to: those that a model scales are not."""
+    if not names:
+        return set()
+    with jax.enable_x64(True):
+        program = jax.make_jaxpr(study.model.log_likelihood)(*input_spec(study.model.dim, study.domain)).jaxpr
+    uses: dict[str, set[str]] = {name: set() for name in names}
+    columns = {v: name for v, name in zip(program.invars[1:], sorted(study.domain), strict=True) if name in names}
+    _follow(program, columns, {program.invars[0]}, uses)
+    return {name for name, found in uses.items() if found and found <= {_PARAMETER, *_POWERS}}
+
+
+_PARAMETER = "times a parameter"
+_POWERS = ("integer_pow", "square")  # beside the column itself, in a polynomial
+_SAME = ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose", "copy", "slice")
+_INNER = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def _follow(program: Any, columns: dict[Any, str], moved: set[Any], uses: dict[str, set[str]]) -> None:
+    """Note what is done to each column, in a program and those inside it; `moved` is what depends on the parameters."""
+    for equation in program.eqns:
+        given = [v for v in equation.invars if not hasattr(v, "val")]
+        inner = next((equation.params[key] for key in _INNER if key in equation.params), None)
+        inner = getattr(inner, "jaxpr", inner)
+        if inner is not None and len(inner.invars) == len(equation.invars):
+            pairs = [(a, b) for a, b in zip(inner.invars, equation.invars, strict=True) if not hasattr(b, "val")]
+            within = {a: columns[b] for a, b in pairs if b in columns}
+            _follow(inner, within, {a for a, b in pairs if b in moved}, uses)
+        elif equation.primitive.name in _SAME and given and given[0] in columns:
+            columns[equation.outvars[0]] = columns[given[0]]
+        else:
+            times = equation.primitive.name in ("mul", "dot_general") and any(v in moved for v in given)
+            for v in given:
+                if v in columns:
+                    uses[columns[v]].add(_PARAMETER if times else equation.primitive.name)
+        if any(v in moved for v in given):
+            moved.update(equation.outvars)
 
 
 def _scaled(name: str, d: Domain) -> tuple[str, str]:
