@@ -156,5 +156,16 @@ def test_a_forced_run_of_a_hopeless_plan_ends_and_says_how():
     rng = np.random.default_rng(0)
     domain = RAW | {"age": sf.Interval(18, 9e12)}
     data = {"age": rng.uniform(18, 9e12, 200), "income": rng.uniform(-0.5, 0.5, 200), "y": rng.integers(0, 2, 200)}
-    run = sf.sample(readmitted, data, domain=domain, epsilon=7, delta=1e-6, kernel="guided", force=True, progress=False)
+    run = sf.sample(
+        readmitted,
+        data,
+        domain=domain,
+        epsilon=7,
+        delta=1e-6,
+        kernel="guided",
+        force=True,
+        outside="clamp",
+        progress=False,
+    )
     assert (run.stop_reason, run.iterations) == (StopReason.BUDGET_SPENT, 0)
+    assert run.privacy.outside == "clamp" and run.privacy.exact.endswith("model given the clamped records.")
