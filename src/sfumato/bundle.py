@@ -40,6 +40,7 @@ from sfumato.study import make_study
 from sfumato.vault.ledger import Ledger
 
 EXACT = "Draws that Algorithm 3 makes from these copies come from the exact posterior of the stated model."
+EXACT_CLAMPED = EXACT.removesuffix(".") + " given the clamped records."
 
 
 def family_fingerprint(family: Family) -> str:
@@ -322,9 +323,10 @@ def release(
         n=terms.n,
         lattice_slack=lattice_slack(epsilon),
         sensitivity=_sensitivity_words(family, terms.sensitivity),
-        exact=EXACT,
+        exact=EXACT_CLAMPED if outside == "clamp" else EXACT,
         precision="float64",
         shared_ledger=ledger is not None,
+        outside=outside,
     )
     header = {
         "format": bundlefile.FORMAT, "id": name, "family": family_fingerprint(family),

@@ -114,13 +114,19 @@ class Local:
         own = kept is not None and owner.ledger is None
         if owner.ledger is not None and not resuming:
             _check_room(owner.name, owner.ledger, self.epsilon, self.delta)
-        return open_door(
+        door = open_door(
             study, owner.data, name=owner.name, epsilon=self.epsilon, delta=self.delta,
             mu=budget_mu(self.epsilon, self.delta), run_id=run_id, ledger=owner.ledger,
             ledger_path=kept.folder / f"ledger-{_file_name(owner.name)}.sqlite" if kept is not None and own else None,
             outside=owner.outside, columns=owner.columns, precision=owner.precision, remembered=kept is not None,
             resuming=resuming, tick=tick,
         )  # fmt: skip
+        try:
+            sampler.check_number(owner.n, door.facts.n, f"the table of {owner.name!r}")
+        except InvalidInput:
+            door.close()
+            raise
+        return door
 
 
 @dataclass
@@ -726,10 +732,11 @@ def _statement(chain: sampler.Chain, table: Table) -> Statement | JointStatement
                 n=facts.n,
                 lattice_slack=lattice_slack(facts.epsilon),
                 sensitivity=facts.sensitivity,
-                exact=sampler.exactness(chain, facts.proven) + _box(table),
+                exact=sampler.exactness(chain, facts.proven, facts.outside) + _box(table),
                 precision=facts.precision,
                 shared_ledger=facts.shared_ledger,
                 owner=facts.name if len(table.parties) > 1 else "",
+                outside=facts.outside,
             )  # fmt: skip
         )
     return join(statements)

@@ -19,6 +19,10 @@ from sfumato.errors import InvalidData, InvalidInput
 
 Array: TypeAlias = Any
 """A NumPy array or a JAX array; domains work on both."""
+UNDECLARED = np.inf
+"""Code of a label that was not declared."""
+LARGEST_WHOLE = 2**53
+"""Records are checked in float64, which has all whole numbers up to here."""
 
 
 def _finite(name: str, value: Array) -> np.ndarray:
@@ -29,6 +33,12 @@ def _finite(name: str, value: Array) -> np.ndarray:
     if not np.all(np.isfinite(array)):
         raise InvalidInput(f"{name} of a domain must be finite, got {value}; declare bounds that every record obeys.")
     return array
+
+
+def _missing(label: Any) -> bool:
+    """Whether a table has nothing where a label should be: None, NaN, an empty cell, or what pandas has for it."""
+    none = label is None or label == "" or type(label).__name__ in ("NAType", "NaTType")
+    return none or (isinstance(label, float) and bool(np.isnan(label)))
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
@@ -218,6 +228,11 @@ class Integers(Box):
             raise InvalidInput(
                 f"bounds of {type(self).__name__} must be whole numbers, got {lower} and {upper}; round them."
             )
+        if any(abs(end) > LARGEST_WHOLE for end in ends):
+            raise InvalidInput(
+                f"bounds of {type(self).__name__} must be at most 2^53 in size, where every whole number is a float64 too, got "
+                f"{lower} and {upper}; rescale the column."
+            )
         super().__init__(*ends, shape=shape)
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,11 +285,15 @@ class Categories(Integers):
         return f"Categories({self.to_dict()['labels']!r})"
 
     def encode(self, column: Any) -> np.ndarray:
-        """Labels to codes; a label that was not declared becomes NaN, which no domain contains."""
+        """Labels to codes; a missing one becomes NaN, one that was not declared `UNDECLARED`: no domain contains either."""
         if self.labels is None:
             return super().encode(column)
         codes = {label: float(code) for code, label in enumerate(self.labels)}
-        return np.array([codes.get(label, np.nan) for label in np.asarray(column).tolist()])
+        return np.array([codes.get(x, np.nan if _missing(x) else UNDECLARED) for x in np.asarray(column).tolist()])
+
+    def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw categories: a code is a name, and every one of them is an extreme point."""
+        return self.sample(rng, size)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""

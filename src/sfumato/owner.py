@@ -31,7 +31,7 @@ class Owner:
     precision
         "float64" or "float32" evaluation of records.
     n
-        Number of records, where it is known: only `plan`, which opens no table, needs it.
+        Number of records, where it is known: `plan`, which opens no table, needs it, and a table that has another is refused.
     """
 
     def __init__(

@@ -79,6 +79,7 @@ def sample(
     domain: Mapping[str, Domain] | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    n: int | None = None,
     kernel: str = "auto",
     sensitivity: Any = "certify",
     outside: str = "refuse",
@@ -114,6 +115,8 @@ def sample(
         The set each column's values live in: public, declared by the owner. A family brings its own.
     epsilon, delta
         The guarantee for everything this run releases. The owner must choose; only a bundle has its own.
+    n
+        Number of records, where it was stated beforehand (it is public): a table that has another is refused.
     kernel
         "auto", "guided", "componentwise", "random-walk" or "langevin".
     sensitivity
@@ -165,13 +168,15 @@ def sample(
 
     steps = asked_steps(iterations, max_iterations)
     if (owners := as_owners(data, epsilon, delta, ledger, outside, columns, precision)) is not None:
+        if n is not None:
+            raise InvalidInput("n is each owner's own; pass it to sf.Owner, or leave it out.")
         wishes = Wishes(
             kernel=kernel, sensitivity=sensitivity, chains=chains, seed=seed, guess=guess, example=example,
             iterations=steps, pilot_share=pilot_share, truncate=truncate, force=force,
         )  # fmt: skip
         return sample_owners(model, owners, domain, wishes, checkpoint=checkpoint, progress=progress)
     if (bundles := as_bundles(data)) is not None:
-        _refuse_with_bundles({"epsilon": epsilon, "delta": delta, "ledger": ledger, "checkpoint": checkpoint})
+        _refuse_with_bundles({"epsilon": epsilon, "delta": delta, "n": n, "ledger": ledger, "checkpoint": checkpoint})
         return sample_bundles(
             model, bundles, kernel=kernel, chains=chains, seed=seed, guess=guess,
             iterations=steps, pilot_share=0.1 if pilot_share is None else pilot_share, truncate=truncate, force=force,
@@ -205,6 +210,7 @@ def sample(
             columns=columns, precision=precision,
         )  # fmt: skip
         stack.enter_context(_closing(opened))
+        check_number(n, opened.vault.n)
         tick = stack.enter_context(ticker(progress))
         plan = ahead if ahead is not None and ahead.n == opened.vault.n else plan_for(n=opened.vault.n)
         if not force:
@@ -301,6 +307,15 @@ def _resume_table(
         chain = _start(study, plan, stream, pilot)
         _replay(chain, kept, opened)
         return _finish(chain, opened, terms, kept, tick)
+
+
+def check_number(stated: int | None, there: int, whose: str = "the table") -> None:
+    """Refuse a table that has not as many records as was stated: a plan for another number, or another table."""
+    if stated is not None and stated != there:
+        raise InvalidInput(
+            f"the number of records that was stated must be that of the table: n = {stated:,}, and {whose} has {there:,} "
+            "records. Correct n, or the path of the table."
+        )
 
 
 def _refuse_with_bundles(given: Mapping[str, Any]) -> None:
@@ -569,22 +584,24 @@ def _wrap(chain: Chain, terms: Mapping[str, Any], opened: Opened, reason: StopRe
         n=opened.vault.n,
         lattice_slack=lattice_slack(terms["epsilon"]),
         sensitivity=bounds.describe(),
-        exact=exactness(chain, bounds.proven),
+        exact=exactness(chain, bounds.proven, terms["outside"]),
         precision=terms["precision"],
         shared_ledger=not terms["own_ledger"],
+        outside=terms["outside"],
     )
     return make_run(chain, transcript, statement, reason, waited, terms["outside"])
 
 
-def exactness(chain: Chain, proven: bool) -> str:
+def exactness(chain: Chain, proven: bool, outside: str) -> str:
     """Whether the draws come from the exact posterior, in one sentence."""
+    model = "the stated model given the clamped records" if outside == "clamp" else "the stated model"
     if isinstance(chain.kernel, ReferenceLangevin):
         return (
-            "The draws come from the exact posterior of the stated model, restricted to parameters within "
+            f"The draws come from the exact posterior of {model}, restricted to parameters within "
             f"{chain.kernel.trust:.1f} planned posterior standard deviations of the pilot's centre."
         )
     if proven:
-        return "The draws come from the exact posterior of the stated model."
+        return f"The draws come from the exact posterior of {model}."
     return "The draws are exact only as far as no record's term was cut; whether any was is not released."
 
 

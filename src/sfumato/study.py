@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput
@@ -14,7 +13,10 @@ from sfumato.families.base import Family
 from sfumato.families.langevin import natural_bounds, natural_model
 from sfumato.kernel import Langevin
 from sfumato.model import Model, from_numpyro
+from sfumato.model.base import input_spec
 from sfumato.model.program import digest
+from sfumato.model.trials import check_densities
+from sfumato.model.whole import check_whole
 from sfumato.sensitivity import Bounds, bounds_for
 from sfumato.sensitivity.certifier import canonical_log_likelihood
 from sfumato.sensitivity.reference import Reference
@@ -61,9 +63,11 @@ def make_study(
         )
     checked = check_record_domain(domain)
     if isinstance(model, Model):
+        check_densities(model, checked)
         program = _Program(repr(_plain(checked)), model, checked, own=model)
     else:
         program = _program(from_numpyro(model, checked), checked)
+    check_whole(program.model, checked)
     if not certified:
         return Study(_first(program), checked, bounds_for(_first(program), checked, sensitivity))
     study = _proven(program)
@@ -94,15 +98,13 @@ def _program(model: Model, domain: dict[str, Domain]) -> _Program:
     A plan, the run after it and the run that goes on with it are given the same function; proofs and compiled programs are
     most of what they cost. The function alone would not do as a key: it may look at a global variable that has changed.
     """
-    spec: Any = jax.ShapeDtypeStruct
 
     def everything(theta: Any, record: Any) -> Any:
         densities = model.log_prior(theta), model.log_likelihood(theta, record)
         return densities, model.constrain(theta), model.sample_prior(jax.random.key(0))
 
     with jax.enable_x64(True):
-        theta = spec((model.dim,), jnp.float64)
-        record = {name: spec(d.shape, jnp.int32 if d.discrete else jnp.float64) for name, d in domain.items()}
+        theta, record = input_spec(model.dim, domain)
         # What is bounded has operations of its own.
         programs = [jax.make_jaxpr(part)(theta, record) for part in (everything, canonical_log_likelihood(model))]
     return _Program(repr((model.fingerprint(), _plain(domain), digest(*programs))), model, domain)

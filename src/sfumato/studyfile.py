@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.examplefile import check_example, read_example
 from sfumato.studyowners import check_ledger, check_owners, needs_domain, open_ledger, open_owners
 
-TABLES = ("base", "study", "data", "owners", "domain", "guess", "sensitivity")
+TABLES = ("base", "study", "data", "owners", "domain", "guess", "example", "sensitivity")
 DATA_KEYS = ("path", "n", "node", "certificate")
 TOKEN = "SFUMATO_TOKEN"  # noqa: S105 (a variable's name)
 """The environment variable that holds a node's token: a study file is read by others."""
@@ -75,6 +76,7 @@ class StudyFile:
     guess: dict[str, Any] | None
     sensitivity_spec: dict[str, Any] = field(default_factory=dict)
     owners: tuple[dict[str, Any], ...] = ()
+    example_spec: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -139,6 +141,11 @@ class StudyFile:
         given = self.settings.get("ledger")
         return None if given is None else open_ledger(given, self.base)
 
+    def example(self) -> dict[str, Any] | None:
+        """Public records for planning, or None: those in the file, or those of the CSV file it names."""
+        private = [self.base / str(spec["path"]) for spec in (self.data, *self.owners) if "path" in spec]
+        return read_example(self.example_spec, self.base, private, self.domain(), self.columns)
+
     def records(self) -> int:
         """Give the number of records as stated: it is public, but the file itself is opened by the vault alone."""
         if "n" not in self.data:
@@ -199,6 +206,7 @@ def read_study(path: str | Path) -> StudyFile:
         guess=_table("guess", raw.get("guess")) or None,
         sensitivity_spec=_sensitivity(_table("sensitivity", raw.get("sensitivity"))),
         owners=check_owners(raw["owners"], raw["study"]) if "owners" in raw else (),
+        example_spec=check_example(_table("example", raw.get("example"))),
     )
 
 

@@ -135,7 +135,7 @@ def test_the_auditor_takes_no_kink_for_a_leak():
     """At a logit of exactly zero automatic differentiation gives y x in place of (y - 1/2) x; the vault is right there."""
     study = make_study(logistic, {"x": sf.Ball(1.0, dim=5), "y": sf.Binary()}, kernel="langevin")
     across, centre = np.array([0.5, -0.5, 0.5, -0.5, 0.0]), np.full(5, 0.125)
-    pair = {"x": np.stack([across, -across]), "y": np.ones(2, np.int32)}
+    pair = {"x": np.stack([across, -across]), "y": np.ones(2, np.int64)}
     with jax.enable_x64(True):
         kernel = ReferenceLangevin(0.1 * np.eye(5), 0.2, study.model.log_prior, centre, np.eye(5), 12.0)
         first = Terms(study, kernel, N).first(pair)

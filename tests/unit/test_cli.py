@@ -302,6 +302,26 @@ def test_plan_of_the_example(capsys):
     assert "20,000" in out and "forecast" in out and "Too weak" not in out
 
 
+def test_an_example_reaches_the_plan_and_the_run(capsys, tmp_path):
+    study = make_study(tmp_path / "s", kernel='"guided"', iterations=2)
+    text = study.read_text()
+    study.write_text(text + "\n[example]\ny = [0, 0, 0, 1]\n")
+    _, answer = call_json(capsys, "plan", study)
+    assert "public example records" in answer["plan"]["assumptions"]
+    study.write_text(text + "\n[example]\ny = [0, 2]\n")  # no record of the domain
+    for command in (["plan", study], ["run", study, "--out", tmp_path / "out"]):
+        code, answer = call_json(capsys, *command)
+        assert code == endings.INVALID and "example['y'] must hold records of its domain" in answer["error"]
+
+
+def test_another_number_of_records_than_the_study_says_is_refused(capsys, tmp_path):
+    study = make_study(tmp_path / "s", kernel='"guided"')
+    study.write_text(study.read_text().replace("n = 20000", "n = 19999"))
+    code, answer = call_json(capsys, "run", study, "--out", tmp_path / "out")
+    assert code == endings.INVALID and "n = 19,999" in answer["error"] and "20,000" in answer["error"]
+    assert not (tmp_path / "out" / "checkpoint").exists()  # nothing was spent
+
+
 def test_a_weak_plan_ends_with_three_and_leaves_the_way_free(capsys, tmp_path):
     study, out = make_study(tmp_path / "s", epsilon=0.05, kernel='"guided"'), tmp_path / "out"
     code, text, _ = call(capsys, "plan", study)

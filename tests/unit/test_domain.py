@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 import sfumato as sf
 from sfumato.domain import check_record_domain, from_dict
-from sfumato.errors import InvalidInput
+from sfumato.errors import InvalidData, InvalidInput
+from sfumato.vault.records import load
 
 DOMAINS = [
     sf.Interval(-1.5, 2),
@@ -61,10 +62,24 @@ def test_an_interval_knows_its_ends(lower, extent):
     assert domain.support(np.array(1.0)) == pytest.approx(lower + extent)
 
 
-def test_labels_are_coded_and_undeclared_ones_are_missing():
-    codes = sf.Categories(["a", "b"]).encode(["b", "a", "z"])
+def test_labels_are_coded_and_undeclared_ones_are_told_from_missing_ones():
+    domain = sf.Categories(["a", "b"])
+    codes = domain.encode(np.array(["b", "a", "A", None, "", float("nan")], dtype=object))
     assert codes[:2].tolist() == [1.0, 0.0]
-    assert np.isnan(codes[2])
+    assert np.isinf(codes[2]) and np.isnan(codes[3:]).all()
+    assert domain.contains(codes).tolist() == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("outside", ["refuse", "clamp"])
+def test_a_label_that_was_not_declared_is_called_so_and_not_quoted(outside):
+    domain = {"sex": sf.Categories(["F", "M"])}
+    with pytest.raises(
+        InvalidData, match=r"'sex' has a label that was not declared; declared are \['F', 'M'\]"
+    ) as caught:
+        load({"sex": ["F", "zzz"]}, domain, outside=outside)
+    assert "zzz" not in str(caught.value) and "missing" not in str(caught.value)
+    with pytest.raises(InvalidData, match="'sex' has missing values"):
+        load({"sex": np.array(["F", None], dtype=object)}, domain, outside=outside)
 
 
 @pytest.mark.parametrize(

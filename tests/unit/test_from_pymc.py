@@ -129,7 +129,7 @@ def rich():
 def records(domain, size, seed=0):
     rng = np.random.default_rng(seed)
     drawn = {name: d.sample(rng, size) for name, d in domain.items()}
-    return {name: values.astype(np.int32) if domain[name].discrete else values for name, values in drawn.items()}
+    return {name: values.astype(np.int64) if domain[name].discrete else values for name, values in drawn.items()}
 
 
 # -- the numbers ------------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def test_examples_are_typed_as_the_model_will_see_records():
 
     for example in (SHOWN, pd.DataFrame(SHOWN | {"z": [1, 2]})):
         batch = synthetic.given(LABELLED, example)
-        assert batch["y"].tolist() == [0, 1] and batch["y"].dtype == np.int32
+        assert batch["y"].tolist() == [0, 1] and batch["y"].dtype == np.int64
         assert batch["x"].tolist() == SHOWN["x"]
 
 

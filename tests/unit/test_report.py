@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
 from sfumato.report import write_report
 from sfumato.report.svg import ticks
@@ -221,3 +222,26 @@ def test_langevin_is_told_in_the_words_of_the_plan(tmp_path):
         ({"kernel": "langevin", "copy_sigma": 60.0}, "noise sigma = 2 per correction on average<"),
     ):
         assert words in render(tmp_path, dataclasses.replace(run, plan=run.plan | plan))
+
+
+def test_clamped_records_are_told_of_as_a_rule(tmp_path):
+    run = make_run()
+    assert "nearest point" not in render(tmp_path, run) and "clamped" not in str(run.privacy)
+    clamped = dataclasses.replace(run.privacy, outside="clamp")
+    assert "posterior is that of the clamped records" in str(clamped) and clamped.to_dict()["outside"] == "clamp"
+    page = render(tmp_path, dataclasses.replace(run, privacy=clamped))
+    assert (
+        "moved to its nearest point before anything was computed. What was learnt is about the records after that"
+        in page
+    )
+    both = JointStatement(
+        (dataclasses.replace(clamped, owner="Amber"), dataclasses.replace(run.privacy, owner="Birch"))
+    )
+    assert both.outside == "clamp" and "nearest point before anything was computed at Amber;" in str(both)
+    assert from_fields(plain_fields(both)) == both
+
+
+def test_a_delta_of_one_in_n_is_called_what_it_is_for_each_owner():
+    fine, bad = (dataclasses.replace(make_run().privacy, delta=delta, n=1000, owner="Amber") for delta in (1e-6, 0.5))
+    assert "WARNING" not in str(JointStatement((fine, fine)))
+    assert "WARNING, of Amber: delta = 0.5 is not below 1/n = 0.001" in str(JointStatement((fine, bad)))

@@ -168,3 +168,44 @@ def test_every_setting_reaches_the_sampler_or_is_used_here():
     used_here = {"name", "model", "epsilon", "delta", "ledger", "checkpoint"}
     assert set(STUDY_KEYS) == used_here | set(SAMPLE_OPTIONS)
     assert set(SAMPLE_OPTIONS) <= set(inspect.signature(sample).parameters)
+
+
+# -- public examples ------------------------------------------------------------------------------------------------------
+
+
+def test_an_example_is_written_in_the_study_or_beside_it(tmp_path):
+    inline = GOOD + "[example]\nx = [[0.1, 0.5], [0.9, -1]]\ny = [0, 1]\n"
+    assert read_study(write(tmp_path, inline)).example() == {"x": [[0.1, 0.5], [0.9, -1]], "y": [0, 1]}
+    write(tmp_path, "age,dose,y,other\n0.1,0.5,0,a\n0.9,-1,1,b\n", "public.csv")
+    beside = GOOD + '[example]\ndata = "public.csv"\n'
+    assert read_study(write(tmp_path, beside)).example() == {"x": [[0.1, 0.5], [0.9, -1.0]], "y": [0.0, 1.0]}
+    assert read_study(write(tmp_path, GOOD)).example() is None
+
+
+def test_labels_of_an_example_are_those_of_the_domain(tmp_path):
+    write(tmp_path, "y,x_0,x_1\n2,0,0\nmany,1,1\n", "public.csv")
+    domain = GOOD.replace('kind = "binary"', 'kind = "categories"\nlabels = [2, "many"]').replace(
+        'columns = ["age", "dose"]', ""
+    )
+    study = read_study(write(tmp_path, domain + '[example]\ndata = "public.csv"\n'))
+    assert study.example() == {"x": [[0.0, 0.0], [1.0, 1.0]], "y": [2, "many"]}
+
+
+@pytest.mark.parametrize(
+    ("example", "table", "words"),
+    [
+        ('data = "people.csv"', "age,dose,y\n", ["public", "'people.csv'", "private records"]),
+        ('data = "public.csv"\nn = 3', "", ["not both", "'n'"]),
+        ("y = 3", "", ["y = [0.1, 0.7]", "got y = 3"]),
+        ('data = "nowhere.csv"', "", ["nowhere.csv", "FileNotFoundError"]),
+        ('data = "public.parquet"', "", ["CSV file"]),
+        ('data = "public.csv"', "age,y\n0.1,0\n", ["no column ['dose']", "'x'"]),
+        ('data = "public.csv"', "age,dose,y\n0.1,old,0\n", ["column 'dose'", "numbers"]),
+        ('data = "public.csv"', "age,dose,y\n", ["header line and at least one record"]),
+    ],
+)
+def test_an_example_that_is_none_is_refused(tmp_path, example, table, words):
+    write(tmp_path, table, "public.csv")
+    with pytest.raises(InvalidInput) as caught:
+        read_study(write(tmp_path, GOOD + f"[example]\n{example}\n")).example()
+    assert all(word in str(caught.value) for word in words), str(caught.value)

@@ -41,7 +41,7 @@ def plan(
     with file.source() if answered else nullcontext() as source:
         made = make_plan(
             file.model(), source, n=records, domain=file.domain(), epsilon=file.settings.get("epsilon"),
-            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess,
+            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess, example=file.example(),
             **file.options(PLAN_OPTIONS),
         )  # fmt: skip
     if as_json:
@@ -77,12 +77,13 @@ def run(
     from sfumato.sampler import sample
 
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
+    options |= {"n": file.data["n"]} if "n" in file.data and not file.remote else {}
     telling = _telling_the_way_on(checkpoint, out, as_json)
     with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
             out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.get("epsilon"),
-            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess, ledger=ledger,
-            checkpoint=checkpoint, **options,
+            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess,
+            example=file.example(), ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
     _hand_over(drawn, checkpoint, out, file.name, as_json)
 

@@ -32,7 +32,7 @@ from sfumato.errors import InvalidModel, Unsupported
 from sfumato.families.prior import Joint, Values, as_joint
 from sfumato.haste import hastily
 from sfumato.model import Model, Site
-from sfumato.model.base import Record, check_values
+from sfumato.model.base import WHOLE, Record, check_values
 from sfumato.model.trials import as_model_input
 from sfumato.sensitivity.bounds import Bounds
 
@@ -197,7 +197,7 @@ class Family(ABC):
                 "points."
             )
         points = product(*(np.arange(int(d.lo), int(d.hi) + 1) for d in self.domain.values()))
-        table = np.array(list(points), dtype=np.int32)
+        table = np.array(list(points), dtype=WHOLE)
         batch = {name: table[:, j] for j, name in enumerate(self.domain)}
         with jax.ensure_compile_time_eval():  # constants, also when a caller is being traced
             return np.asarray(jax.vmap(self.statistic)(batch), dtype=np.float64)
@@ -207,7 +207,7 @@ class Family(ABC):
     @property
     def size(self) -> int:
         """Length k of the statistic."""
-        record = {name: np.zeros(d.shape, np.int32 if d.discrete else np.float64) for name, d in self.domain.items()}
+        record = {name: np.zeros(d.shape, WHOLE if d.discrete else np.float64) for name, d in self.domain.items()}
         return int(jax.eval_shape(self.statistic, record).shape[0])
 
     @property

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers, primitives
+from numpyro import handlers, primitives, validation_enabled
 from numpyro.distributions import biject_to
 
 from sfumato.domain import Domain
@@ -67,7 +67,8 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
         built = _build(model, first, latents, probe, columns)
         check_pure(built, {name: values[0] for name, values in probe.items()})
         _check_prior_ignores_records(built, model, probe, latents)
-        _check_records_are_separate(built, model, {name: domain[name] for name in columns})
+        kinds = {name: _kind(site["fn"]) for name, site in first.items() if site["type"] == "sample"}
+        _check_records_are_separate(built, model, {name: domain[name] for name in columns}, kinds)
     return built
 
 
@@ -292,6 +293,18 @@ def _scale(site: Mapping[str, Any]) -> Array:
     return 1.0 if site["scale"] is None else site["scale"]
 
 
+def _kind(distribution: Any) -> str:
+    """What a distribution is called by whoever wrote the model."""
+    while hasattr(distribution, "base_dist") and type(distribution).__name__ in _WRAPPERS:
+        distribution = distribution.base_dist
+    if type(distribution).__name__ == "Unit":
+        return "the factor"
+    return type(distribution).__name__.removesuffix("Logits").removesuffix("Probs")
+
+
+_WRAPPERS = ("ExpandedDistribution", "Independent", "MaskedDistribution")
+
+
 def _density(name: str, distribution: Any, value: Array, scale: Array) -> Array:
     """Log-density of one site; by a function of its own, so that a message can name the site."""
     return distribution.log_prob(value) * scale
@@ -354,7 +367,9 @@ def _looks_at_inputs(function: Callable[..., dict[str, Array]], *inputs: Any) ->
     return named
 
 
-def _check_records_are_separate(built: Model, model: Callable[..., Any], domain: Mapping[str, Domain]) -> None:
+def _check_records_are_separate(
+    built: Model, model: Callable[..., Any], domain: Mapping[str, Domain], kinds: Mapping[str, str]
+) -> None:
     def together(theta: Array, records: Record) -> dict[str, Array]:
         substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
         traced = _traced(substituted, records)
@@ -365,4 +380,5 @@ def _check_records_are_separate(built: Model, model: Callable[..., Any], domain:
         return {factor.name: jnp.sum(_density(*factor)) for factor in factors}
 
     advice = "use .to_event(...) for vector-valued observations"
-    check_separate(together, alone, built.sample_prior, domain, advice)
+    with validation_enabled():  # a density is zero outside its support, also for those who compute without looking
+        check_separate(together, alone, built.sample_prior, domain, advice, kinds)

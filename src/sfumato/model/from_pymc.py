@@ -18,7 +18,7 @@ import numpy as np
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.haste import HASTE
-from sfumato.model.base import Array, Model, Record, Site, check_values
+from sfumato.model.base import WHOLE, Array, Model, Record, Site, check_values, input_spec
 from sfumato.model.program import digest
 from sfumato.model.trials import COMPANY, check_pure, check_separate, mixed_company
 
@@ -163,7 +163,7 @@ def _check_column(name: str, container: Any, domain: Domain) -> None:
         (_cast(domain.lo, dtype) == domain.lo) & (_cast(domain.hi, dtype) == domain.hi)
     ):
         raise InvalidModel(
-            f"pm.Data {name!r} holds {dtype}, which cannot hold all of {domain}; fill it with int32.", site=name
+            f"pm.Data {name!r} holds {dtype}, which cannot hold all of {domain}; fill it with int64.", site=name
         )
 
 
@@ -252,7 +252,7 @@ def _records(model: Any, columns: Mapping[str, Domain], size: int) -> tuple[list
     import pytensor.tensor as pt
 
     inputs = [
-        pt.tensor(name, dtype="int32" if d.discrete else "float64", shape=(size, *d.shape))
+        pt.tensor(name, dtype=str(WHOLE) if d.discrete else "float64", shape=(size, *d.shape))
         for name, d in columns.items()
     ]
     return inputs, {model[given.name]: given.astype(model[given.name].dtype) for given in inputs}
@@ -296,7 +296,7 @@ def _terms(
 
     def terms(values: list[Array], records: Record) -> dict[str, Array]:
         # Whole numbers may come in the smallest type that holds them; PyTensor's program was typed beforehand.
-        typed = [jnp.asarray(records[n], dtype=jnp.int32 if d.discrete else None) for n, d in columns.items()]
+        typed = [jnp.asarray(records[n], dtype=WHOLE if d.discrete else None) for n, d in columns.items()]
         each = dict(zip(names, function(*values, *typed), strict=True))
         return {name: jnp.sum(term, axis=tuple(range(1, jnp.ndim(term)))) for name, term in each.items()}
 
@@ -423,9 +423,7 @@ def _alone(made: _Functions, theta: Array, record: Record) -> dict[str, Array]:
 
 def _source(columns: Mapping[str, Domain], dim: int, public: Sequence[Any], log_likelihood: Callable[..., Any]) -> str:
     """Text that stands for what a model computes: a PyMC model is an object, and has no text of its own."""
-    spec: Any = jax.ShapeDtypeStruct
-    record = {name: spec(d.shape, jnp.int32 if d.discrete else jnp.float64) for name, d in columns.items()}
-    theta = spec((dim,), jnp.float64)
+    theta, record = input_spec(dim, columns)
     programs = [jax.make_jaxpr(function)(theta) for function in public]
     return digest(*programs, jax.make_jaxpr(log_likelihood)(theta, record))
 
@@ -457,7 +455,8 @@ def _check_records_are_separate(model: Any, columns: Mapping[str, Domain], made:
         return company(made.unpack(theta), records)
 
     advice = "let the records run along the first axis, with no density over all of them"
-    check_separate(together, partial(_alone, made), built.sample_prior, columns, advice)
+    kinds = {rv.name: type(rv.owner.op).__name__.removesuffix("RV") for rv in model.observed_RVs}
+    check_separate(together, partial(_alone, made), built.sample_prior, columns, advice, kinds)
 
 
 def _check_in_range(model: Any, columns: Mapping[str, Domain], made: _Functions) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidModel
 from sfumato.haste import HASTE
-from sfumato.model.base import Array, Model, Record
+from sfumato.model.base import WHOLE, Array, Model, Record
 from sfumato.model.program import digest, equations
+from sfumato.model.support import check_positive, trial_records
 
 COMPANY = 8
 """Records scored together when it is tested whether they are scored separately."""
@@ -24,8 +25,8 @@ def synthetic_batch(domain: Mapping[str, Domain], size: int, rng: np.random.Gene
 
 
 def as_model_input(domain: Domain, values: Array) -> Array:
-    """Type a column as models expect it: whole numbers as int32 (NumPyro indexes with them), the rest as floats."""
-    return values.astype(np.int32) if domain.discrete else values
+    """Type a column as models expect it: whole numbers as such (NumPyro indexes with them), the rest as floats."""
+    return values.astype(WHOLE) if domain.discrete else values
 
 
 def mixed_company(domain: Mapping[str, Domain], rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -63,8 +64,11 @@ def check_separate(
     sample_prior: Callable[[Array], Array],
     domain: Mapping[str, Domain],
     advice: str,
+    kinds: Mapping[str, str],
 ) -> None:
     """Compare each record scored alone with the same record scored in company, in several companies.
+
+    Records at the corners of the domain, scored alone, must have a density (`support.check_positive`).
 
     Parameters
     ----------
@@ -78,20 +82,45 @@ def check_separate(
         Where the records are drawn from.
     advice
         What to do about a site that does not give one number for each record.
+    kinds
+        The distribution at each observed site.
     """
 
-    def both(key: Array, records: Record) -> Any:
-        theta = sample_prior(key)
+    def both(key: Array, factor: Array, records: Record) -> Any:
+        theta = sample_prior(key) * factor
         return together(theta, records), jax.vmap(alone, (None, 0))(theta, records)
 
     companies = [mixed_company(domain, np.random.default_rng(number)) for number in range(COMPANIES)]
 
     def same_in_company(program: Callable[..., Any]) -> None:
         for number, records in enumerate(companies):
-            joint, separate = program(jax.random.key(number), records)
+            joint, separate = program(jax.random.key(number), np.float64(1.0), records)
             _compare(joint, separate, advice)
+        check_positive(lambda *given: program(*given)[1], domain, COMPANY, kinds)
 
-    try_once(both, same_in_company, jax.random.key(0), companies[0], also=companies)
+    try_once(
+        both, same_in_company, jax.random.key(0), np.float64(1.0), companies[0], also=(companies, trial_records(domain))
+    )
+
+
+def check_densities(model: Model, domain: Mapping[str, Domain]) -> None:
+    """Refuse records of density zero for a model that came as such: it is known by its log-likelihood alone."""
+    domain = {name: domain[name] for name in model.columns if name in domain}
+
+    def alone(key: Array, factor: Array, records: Record) -> Any:
+        return {"log_likelihood": jax.vmap(model.log_likelihood, (None, 0))(model.sample_prior(key) * factor, records)}
+
+    records = trial_records(domain)
+    first = {name: values[:COMPANY] for name, values in records.items()}
+    with jax.enable_x64(True):
+        try_once(
+            alone,
+            lambda program: check_positive(program, domain, COMPANY, {}),
+            jax.random.key(0),
+            np.float64(1.0),
+            first,
+            also=records,
+        )
 
 
 def _compare(joint: Mapping[str, Array], separate: Mapping[str, Array], advice: str) -> None:

@@ -157,7 +157,8 @@ def mean_square_width(range_: Any) -> WidthSquare:
     def apply(picture: Picture, moves: np.ndarray) -> float:
         spread = np.linalg.cholesky(picture.covariance)
         around = np.random.default_rng(0).standard_normal((len(moves), len(picture.centre))) @ spread.T + picture.centre
-        return float(average(jax.device_put(around), jax.device_put(moves)))
+        found = float(average(jax.device_put(around), jax.device_put(moves)))
+        return np.inf if np.isnan(found) else found  # no number is no bound: such moves cannot be afforded
 
     return apply
 

@@ -16,6 +16,7 @@ from sfumato.kernel import Kernel, Langevin, RandomWalk
 from sfumato.model import Model
 from sfumato.model.base import theta_of
 from sfumato.planner import compiled, forecast, synthetic, truncated
+from sfumato.planner.advice import advice, careless_rows, ways_out, would_do
 from sfumato.planner.pilot import PLACING, summit
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES
@@ -68,6 +69,8 @@ class Plan:
     copy_sigma
         Langevin on a family over owners one has to wait for: noise in each coordinate of the second copies that
         corrections are made from; `sigma` is then what the noise of a correction will be on average. Else 0.
+    hint
+        Of a weak plan: which columns want centring and scaling, if any.
     """
 
     kernel: str
@@ -92,6 +95,7 @@ class Plan:
     copy_sigma: float = 0.0
     band: tuple[float, float] | None = None
     missing: tuple[tuple[str, str], ...] = ()
+    hint: str = field(default="", repr=False)
 
     @property
     def share_of_limit(self) -> float:
@@ -115,15 +119,14 @@ class Plan:
         return forecast.KERNELS[self.kernel](self.matrix, self.step)
 
     def refuse_if_weak(self) -> None:
-        """Raise `PlanTooWeak`, with the numbers and three ways out; before the pilot only if there is no hope."""
+        """Raise `PlanTooWeak`, with the numbers and ways out; before the pilot only if there is no hope."""
         if not self.hopeless:
             return
         epsilon, n = self._would_do()
         raise PlanTooWeak(
             f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
-            f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. Three ways "
-            f"out: epsilon of about {epsilon:.2g} on the same records; about {n:,} records at the same "
-            "epsilon; fewer chains, a simpler model or a tighter domain. force=True samples all the same"
+            f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
+            f"{ways_out(epsilon, n, self.hint)} force=True samples all the same"
             + (
                 "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
                 if self.family
@@ -159,6 +162,7 @@ class Plan:
             *([("because", self._because())] if len(self.considered) > 1 or self.missing else []),
             ("rests on", "; ".join(self.assumptions)),
             *(("owner", _owner_row(owner)) for owner in self.owners),
+            *careless_rows(self),
         ]
 
     def _noise(self) -> str:
@@ -193,7 +197,7 @@ class Plan:
             ]
         epsilon, n = self._would_do()
         words = f"sample refuses this plan: it needs {ENOUGH_ESS * self.chains:g} effective draws ({ENOUGH_ESS:g} a chain); "
-        return [("too weak", f"{words}epsilon of about {epsilon:.2g} would do, or about {n:,} records")]
+        return [("too weak", words + would_do(epsilon, n, self.hint))]
 
     def __str__(self) -> str:
         return self.table()
@@ -446,12 +450,13 @@ def _assemble(
             limit = forecast.limit_ess(study.model, study.domain, picture, mu)
     limit = max(limit, choices[0].ess)  # what a kernel gets, records attain
     choice, considered = choices[0], tuple((c.kernel, c.ess / limit) for c in choices)
-    return Plan(
+    plan = Plan(
         kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=chains, n=n,
         epsilon=float(epsilon), delta=float(delta), mu=mu, pilot_share=pilot_share, forecast_ess=choice.ess,
         limit_ess=limit, assumptions=assumptions, picture=picture, matrix=choice.matrix, family=study.family is not None,
         considered=considered, truncate=truncate, copy_sigma=choice.copy_sigma, missing=tuple(missing.items()),
     )  # fmt: skip
+    return replace(plan, hint=advice(study, plan) or "")
 
 
 def _no_langevin(study: Study, kernel: str) -> dict[str, str]:

@@ -78,7 +78,7 @@ def _given_column(name: str, column: Domain, raw: Any) -> np.ndarray:
     if not np.all(inside := column.contains(values)):
         raise InvalidInput(
             f"example[{name!r}] must hold records of its domain {column}, and has {values[~inside][0].tolist()!r:.80}; leave "
-            "such records out (a label that was not declared counts as nan)."
+            "such records out (a label that was not declared counts as inf, a missing one as nan)."
         )
     return as_model_input(column, values)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.privacy.statement import Statement
+from sfumato.privacy.statement import CLAMPED, Statement, careless
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,27 @@ class JointStatement:
         """Whether every owner's releases are guarded by a shared ledger."""
         return all(owner.shared_ledger for owner in self.owners)
 
+    @property
+    def outside(self) -> str:
+        """Whether any owner moves records outside the domain to its nearest point ("clamp"), or all refuse them."""
+        return "clamp" if any(owner.outside == "clamp" for owner in self.owners) else "refuse"
+
     def _exact(self) -> str:
         """The weakest of what the owners say about exactness."""
-        said = [owner.exact for owner in self.owners]
+        said = [owner.exact for owner in sorted(self.owners, key=lambda owner: owner.outside != "clamp")]
         return next((words for words in said if "only" in words), said[0])
+
+    def _clamped(self) -> str:
+        names = [owner.owner or f"owner {i}" for i, owner in enumerate(self.owners, 1) if owner.outside == "clamp"]
+        return (
+            f" As a rule, {CLAMPED} at {' and '.join(names)}; whether there were any is not released." if names else ""
+        )
+
+    def _careless(self) -> str:
+        warned = [
+            (owner.owner or f"owner {i}", careless(owner.delta, owner.n)) for i, owner in enumerate(self.owners, 1)
+        ]
+        return "".join(f" WARNING, of {name}: {words}" for name, words in warned if words)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -88,7 +105,7 @@ class JointStatement:
             f"{len(self.owners)} owners released their answers separately, each with its own noise and its own budget, and each "
             f"promise holds against the other owners and the analyst together. {promises} A person whose record only one "
             "owner holds has that owner's promise. For a person held by two of them mu squared adds up (mu^2 = mu_1^2 + mu_2^2); "
-            f"held by all of them that makes mu = {self.together_mu:.4g}. {self._exact()}"
+            f"held by all of them that makes mu = {self.together_mu:.4g}.{self._careless()} {self._exact()}{self._clamped()}"
         )
 
 

@@ -7,6 +7,18 @@ from typing import Any
 from sfumato.privacy import composition
 
 NEIGHBOURS = "one record replaced by any other record of the domain; the number of records is public"
+CLAMPED = "records outside the declared domain were moved to its nearest point before anything was computed"
+"""What `outside="clamp"` does: a rule. Whether it met any record, or how many, is not released."""
+
+
+def careless(delta: float, n: int) -> str:
+    """Warn of a delta of 1/n or more, in one sentence: it is met by giving one person's record away. Else nothing."""
+    if delta * n < 1:
+        return ""
+    return (
+        f"delta = {delta:g} is not below 1/n = {1 / n:.2g}, one in the number of records ({n:,}); such a guarantee allows one of "
+        "them to be given away entirely. Choose delta well below 1/n."
+    )
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,8 @@ class Statement:
         Whether a ledger guards other runs on the same records too.
     owner
         Whose promise it is, where there are several.
+    outside
+        "refuse" or "clamp": what happened to records outside the domain.
     """
 
     epsilon: float
@@ -48,6 +62,7 @@ class Statement:
     shared_ledger: bool
     neighbours: str = NEIGHBOURS
     owner: str = ""
+    outside: str = "refuse"
 
     @property
     def rho(self) -> float:
@@ -60,10 +75,14 @@ class Statement:
         return float(composition.paper_epsilon(self.mu, max(self.releases, 1), self.delta))
 
     def _careless(self) -> str:
-        """A delta of 1/n or more is met by giving one person's record away: the statement must not look like a promise."""
-        if self.delta * self.n < 1:
+        """The statement must not look like a promise where it is none."""
+        warning = careless(self.delta, self.n)
+        return f" WARNING: {warning}" if warning else ""
+
+    def _clamped(self) -> str:
+        if self.outside != "clamp":
             return ""
-        return f" WARNING: delta is not below 1/n = {1 / self.n:.2g}; such a guarantee allows a whole record to be published."
+        return f" As a rule, {CLAMPED}; whether there were any is not released, and the posterior is that of the clamped records."
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -86,7 +105,7 @@ class Statement:
             f"(Gaussian DP with mu = {self.mu:.4g}, zCDP with rho = {self.rho:.4g}); "
             f"of this cap mu = {self.spent_mu:.4g} was used, which is bookkeeping and not a smaller "
             f"epsilon. {scope} The noise is discrete Gaussian from the operating system's entropy, and delta includes "
-            f"{self.lattice_slack:.1e} for its lattice. {self.sensitivity} {self.exact} Records were evaluated in "
-            f"{self.precision}. The paper's own route (advanced composition) would state epsilon = {beside} for the same "
+            f"{self.lattice_slack:.1e} for its lattice. {self.sensitivity} {self.exact}{self._clamped()} Records were evaluated "
+            f"in {self.precision}. The paper's own route (advanced composition) would state epsilon = {beside} for the same "
             "releases."
         )

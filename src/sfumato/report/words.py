@@ -3,6 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
+from sfumato.privacy.statement import CLAMPED, careless
+
 if TYPE_CHECKING:
     from sfumato.privacy.joint import JointStatement
     from sfumato.privacy.statement import Statement
@@ -22,13 +24,18 @@ def promise(privacy: "Statement | JointStatement") -> list[str]:
             f"{_more(privacy.epsilon)} about any one person than if somebody else's record had stood in that place. Nothing "
             f"that could have come out became more than {_factor(privacy.epsilon)} times as likely because of that person "
             f"(epsilon = {privacy.epsilon:g}), give or take {_one_in(privacy.delta)} (delta = {privacy.delta:g}). Roughly: "
-            f"{_suspicion(privacy.epsilon)}.{_careless(privacy.delta, privacy.n)}"
+            f"{_suspicion(privacy.epsilon)}.{_careless(privacy)}"
         ),
         (
             "What can be learnt is what holds for the group as a whole. That is what the study is for, and it would "
             "have come out nearly the same without any one of these people."
         ),
         _scope(privacy),
+        *(
+            [f"As a rule, {CLAMPED}. What was learnt is about the records after that."]
+            if privacy.outside == "clamp"
+            else []
+        ),
     ]
 
 
@@ -40,13 +47,9 @@ def _more(epsilon: float) -> str:
     return "a good deal more (this is a weak promise)"
 
 
-def _careless(delta: float, n: int) -> str:
-    if delta * n < 1:
-        return ""
-    return (
-        f" A warning: delta is not below one in {n:,}, the number of records, so this promise would allow one of them to be "
-        "given away entirely."
-    )
+def _careless(privacy: "Statement | JointStatement") -> str:
+    each = privacy.owners if hasattr(privacy, "owners") else (privacy,)
+    return "".join(f" A warning: {warning}" for one in each if (warning := careless(one.delta, one.n)))
 
 
 def _factor(epsilon: float) -> str:

@@ -18,7 +18,7 @@ from jax.scipy import special
 from numpyro.distributions import discrete
 from numpyro.distributions.util import clamp_probs
 
-from sfumato.model.base import Array
+from sfumato.model.base import WHOLE, Array
 from sfumato.sensitivity import interval as iv
 from sfumato.sensitivity.arithmetic import add, logarithm, multiply, negate
 from sfumato.sensitivity.interval import Interval
@@ -177,7 +177,7 @@ def _binomial_logits(d: Any, value: Array) -> Array:
 
 
 def _categorical_logits(d: Any, value: Array) -> Array:
-    chosen = jnp.take_along_axis(d.logits, jnp.asarray(value, jnp.int32)[..., None], axis=-1)[..., 0]
+    chosen = jnp.take_along_axis(d.logits, jnp.asarray(value, WHOLE)[..., None], axis=-1)[..., 0]
     return chosen - logsumexp(d.logits)
 
 

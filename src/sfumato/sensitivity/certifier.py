@@ -21,7 +21,7 @@ import numpy as np
 from sfumato.domain import Ball, Domain
 from sfumato.errors import InvalidInput
 from sfumato.haste import hastily
-from sfumato.model.base import Model, Record
+from sfumato.model.base import Model, Record, input_spec
 from sfumato.sensitivity import interval as iv
 from sfumato.sensitivity.atoms import Atoms, Axis, pad_last
 from sfumato.sensitivity.bounds import Bounds
@@ -55,9 +55,7 @@ class Certifier:
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self.model = model
         self.domain = dict(domain)
-        spec: Any = jax.ShapeDtypeStruct
-        record = {name: spec(d.shape, jnp.int32 if d.discrete else jnp.float64) for name, d in domain.items()}
-        theta = spec((model.dim,), jnp.float64)
+        theta, record = input_spec(model.dim, domain)
         self.program = jax.make_jaxpr(canonical_log_likelihood(model))(theta, record)
         self.exact = False  # set by the plan: an affine log ratio has an exact range
         self.names = sorted(record)  # the order in which JAX flattens a dict

@@ -93,6 +93,10 @@ def _bell(x: Array) -> Array:
     return jnp.exp(-x * x) * (2 / np.sqrt(np.pi))
 
 
+_log_ndtr = jax.jit(special.log_ndtr)
+"""Compiled as a whole: its rule for derivatives would otherwise be traced also where a number is wanted at once."""
+
+
 def mills(x: Array) -> Array:
     r"""Slope of :math:`\log\Phi`, that is :math:`\varphi(x)/\Phi(x)`: decreasing."""
     return jnp.exp(-0.5 * x * x - 0.5 * np.log(2 * np.pi) - special.log_ndtr(x))
@@ -207,7 +211,7 @@ FUNCTIONS: dict[str, Function] = {
     "cos": Function(_unit, _unit),
     "softplus": Function(increasing(jax.nn.softplus), increasing(jax.nn.sigmoid), True),
     "ndtr": Function(increasing(special.ndtr), peaked(_normal, 1 / np.sqrt(2 * np.pi)), True),
-    "log_ndtr": Function(increasing(special.log_ndtr), decreasing(mills)),
+    "log_ndtr": Function(increasing(_log_ndtr), decreasing(mills)),
 }
 
 

@@ -26,7 +26,7 @@ from numpyro.distributions.util import clamp_probs
 
 from sfumato.domain import Ball, Domain
 from sfumato.errors import Unsupported
-from sfumato.model.base import Model
+from sfumato.model.base import Model, input_spec
 from sfumato.sensitivity import interval as iv
 from sfumato.sensitivity import jets
 from sfumato.sensitivity.canonical import log_density
@@ -640,9 +640,8 @@ class Program:
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self.model = model
         self.domain = {name: domain[name] for name in model.columns}
-        spec: Any = jax.ShapeDtypeStruct
-        record = {n: spec(d.shape, jnp.int32 if d.discrete else jnp.float64) for n, d in self.domain.items()}
-        self.closed = jax.make_jaxpr(canonical_log_likelihood(model, _density))(spec((model.dim,), jnp.float64), record)
+        theta, record = input_spec(model.dim, self.domain)
+        self.closed = jax.make_jaxpr(canonical_log_likelihood(model, _density))(theta, record)
         region = Region()
         self.columns: dict[str, np.ndarray] = {}
         for name in sorted(record):

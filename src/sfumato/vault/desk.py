@@ -39,7 +39,7 @@ from sfumato.access.questions import (
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.kernel import Langevin
 from sfumato.model import derivatives
-from sfumato.privacy.budget import MAX_RELEASES, cost_quanta
+from sfumato.privacy.budget import MAX_RELEASES, cost_quanta, mu_squared
 from sfumato.sensitivity.reference import Reference
 from sfumato.study import Study
 from sfumato.vault import lattice, moments, reference
@@ -52,6 +52,7 @@ from sfumato.vault.langevin import (
     scalar_width,
 )
 from sfumato.vault.ledger import Account, Block, JournalledAccount
+from sfumato.vault.ledger.account import MAX_CAP
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.packing import pack_lists, packed, unpack, unpacked, x64
 from sfumato.vault.sealed import sealed
@@ -281,8 +282,7 @@ class Desk:
         matrix = _matrix("matrix", asked.matrix, dim, dim)
         size = derivatives.size(asked.what, dim)
         centre = moments.check_centre(np.asarray(asked.centre, np.float64), size)
-        gamma = lattice.choose_gamma(sigma, self.n)
-        moments.check_fits(self.n, radius, gamma)
+        gamma = moments.gamma_for(self.n, radius, sigma)
         moved = 2 * radius * moments.ROUNDING + gamma * size**0.5
 
         def answer() -> Answer:
@@ -294,6 +294,13 @@ class Desk:
 
     def _reserve(self, quanta: int) -> Block:
         """A block with room for this answer; its rest, if it has none, goes back first."""
+        if quanta > MAX_CAP:
+            raise BudgetSpent(
+                f"no answer may pass a cap, and this one needs mu squared {mu_squared(quanta):.3g}, more than any account has; "
+                "use a larger sigma or a smaller step.",
+                needed=mu_squared(quanta),
+                left=mu_squared(self._account.left),
+            )
         if self._block is None or self._rest < quanta:
             self._settle()
             ahead = max(ROUNDS_PER_BLOCK * quanta, self._account.cap // BLOCKS_PER_CAP)

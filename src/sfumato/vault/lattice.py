@@ -59,7 +59,11 @@ def clamp_for(lo: Array, hi: Array, gamma: float, n: int) -> Clamp:
 
 
 def to_lattice(terms: Array, clamp: Clamp, gamma: float) -> Array:
-    """Round real terms to integers, then clamp the integers. NaN becomes some integer and is clamped like any other."""
+    """Round real terms to integers, then clamp the integers.
+
+    NaN becomes some integer and is clamped like any other: private, but no draw from a posterior. So a study whose records can
+    have such a term is refused when it is made (`model/support.py`); where theta alone makes one, its range is not finite.
+    """
     scaled = jnp.clip(terms.astype(jnp.float64) * (1.0 / gamma), -TERM_LIMIT, TERM_LIMIT)
     return jnp.clip(jnp.round(scaled).astype(jnp.int64), clamp.lo, clamp.hi)
 

@@ -18,6 +18,7 @@ from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
+from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Rows, add_up, sum_over_blocks
 from sfumato.vault.lattice import TERM_LIMIT
 from sfumato.vault.scan import cast_column
@@ -92,9 +93,21 @@ def check_centre(centre: np.ndarray | None, size: int) -> np.ndarray:
     return given
 
 
-def check_fits(n: int, radius: float, gamma: float) -> None:
-    """Refuse a release whose sum could leave 64 bits."""
-    if n * radius / gamma > 2.0**61:
-        raise InvalidInput(
-            f"n * radius / gamma must stay below 2^61 for 64-bit sums, got {n * radius / gamma:.2g}; use a larger sigma."
-        )
+def gamma_for(n: int, radius: float, sigma: float) -> float:
+    r"""Lattice of a release: as fine as a chain's, or :math:`2^{-36}\sigma` where sums of vectors so long would leave 64 bits.
+
+    The noise is discrete as finely either way; what is given up is rounding that nobody could see beside it.
+
+    Raises
+    ------
+    InvalidInput
+        The sum would leave 64 bits all the same.
+    """
+    coarse = float(2.0 ** math.floor(math.log2(sigma) + lattice.RELATIVE_LOG2))
+    for gamma in (lattice.choose_gamma(sigma, n), coarse):
+        if n * radius / gamma <= lattice.SUM_LIMIT:
+            return gamma
+    raise InvalidInput(
+        f"sums of vectors up to radius = {radius:.3g} must fit 64 bits beside noise of sigma = {sigma:.3g}, and those of {n:,} "
+        "records do not; use a larger sigma."
+    )

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from sfumato.domain import Box, Domain
+from sfumato.domain import UNDECLARED, Box, Domain
 from sfumato.errors import InvalidData, InvalidInput
+from sfumato.model.base import WHOLE
 from sfumato.vault.blocks import Rows
 from sfumato.vault.sealed import sealed
 from sfumato.vault.trim import LARGE
@@ -86,7 +87,7 @@ def load(
         Column name -> Domain.
     outside
         What happens to records outside the domain: "refuse" raises, "clamp" moves them to its nearest point. A missing
-        value (NaN, or a label that was not declared) is near nothing and refused in both cases.
+        value (NaN) or a label that was not declared is near nothing and refused in both cases.
     columns
         Which raw columns make up each name: ``{"x": ["age", "dose"], "y": "ill"}``. Without it, a vector
         named x is looked for as one array, as a list column, or as x_0, x_1, ...
@@ -362,8 +363,11 @@ def _slices(n: int) -> Iterator[slice]:
 
 def _check(name: str, values: np.ndarray, domain: Domain, outside: str) -> None:
     if np.any(np.isnan(values)):
+        raise InvalidData(f"column {name!r} has missing values (NaN); drop or fill those records.")
+    if (labels := getattr(domain, "labels", None)) is not None and np.any(values == UNDECLARED):
         raise InvalidData(
-            f"column {name!r} has missing values (NaN or an undeclared label); drop or fill those records."
+            f"column {name!r} has a label that was not declared; declared are {list(labels)!r:.300}, and upper and lower case "
+            "are two. Declare every label, or rename those of the table."
         )
     if outside == "refuse" and not np.all(domain.contains(values)):
         raise InvalidData(
@@ -375,7 +379,7 @@ def _check(name: str, values: np.ndarray, domain: Domain, outside: str) -> None:
 def _storage(domain: Domain, given: np.dtype[Any]) -> np.dtype[Any]:
     """Smallest type that holds the column: integers by their range, reals as they came (float32 or float64)."""
     if domain.discrete and isinstance(domain, Box):
-        return np.min_scalar_type(int(np.min(domain.lo))) if np.all(domain.lo == domain.hi) else _int_type(domain)
+        return _int_type(domain)
     return np.dtype(np.float32) if given == np.float32 else np.dtype(np.float64)
 
 
@@ -384,6 +388,4 @@ def _int_type(domain: Domain) -> np.dtype[Any]:
         info = np.iinfo(candidate)
         if info.min <= np.min(domain.lo) and np.max(domain.hi) <= info.max:
             return np.dtype(candidate)
-    raise InvalidInput(
-        f"Integers must fit 32 bits, got [{np.min(domain.lo):g}, {np.max(domain.hi):g}]; rescale the column."
-    )
+    return WHOLE

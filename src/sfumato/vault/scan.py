@@ -17,6 +17,7 @@ from jax import lax
 from sfumato.domain import Domain
 from sfumato.kernel import Draw, Kernel, State, accepts
 from sfumato.model import Model
+from sfumato.model.base import WHOLE
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
 
@@ -88,8 +89,8 @@ def terms(question: Question, records: Rows, theta: Array) -> Array:
 
 
 def cast_column(domain: Domain, column: Array, precision: str) -> Array:
-    """Type a stored column for evaluation: whole numbers as int32, reals in the chosen precision."""
-    return column.astype(jnp.int32 if domain.discrete else precision)
+    """Type a stored column for evaluation: whole numbers as models see them, reals in the chosen precision."""
+    return column.astype(WHOLE if domain.discrete else precision)
 
 
 def _sum_cached(question: Question, records: Rows, kept: Array, theta: Array, clamp: lattice.Clamp) -> Any:

@@ -27,6 +27,7 @@ from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import Draw, Kernel, State, accepts
 from sfumato.model import Model
+from sfumato.model.base import WHOLE
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
@@ -60,7 +61,7 @@ def evaluation_error(family: Family, root: np.ndarray) -> np.ndarray:
 def project(domain: Domain, column: Array) -> Array:
     """Project records onto their domain: a width is a supremum over the domain and over nothing else."""
     if domain.discrete:
-        return jnp.clip(column.astype(jnp.int32), domain.lo.astype(np.int32), domain.hi.astype(np.int32))
+        return jnp.clip(column.astype(WHOLE), domain.lo.astype(WHOLE), domain.hi.astype(WHOLE))
     values = column.astype(jnp.float64)
     if isinstance(domain, Ball):
         norm = jnp.linalg.norm(values, axis=-1, keepdims=True)

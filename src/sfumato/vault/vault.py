@@ -126,8 +126,7 @@ class Vault:
         moments.check_asked(radius, sigma)
         size = derivatives.size(what, self._model.dim)
         middle = moments.check_centre(centre, size)
-        gamma = lattice.choose_gamma(sigma, self.n)
-        moments.check_fits(self.n, radius, gamma)
+        gamma = moments.gamma_for(self.n, radius, sigma)
         moved = 2 * radius * moments.ROUNDING + gamma * size**0.5
         charge = cost_quanta((moved / sigma) ** 2)
         block = self._account.reserve(charge)
@@ -309,7 +308,7 @@ class Vault:
         """
         if self._run is None:
             raise RuntimeError("Vault.begin must be called before Vault.chunk.")
-        block = self._account.reserve_up_to(max(expected, at_least), at_least)
+        block = self._account.reserve_up_to(min(max(expected, at_least), MAX_CAP), at_least)
         with jax.enable_x64(True):
             answered = self._run(states, scan.as_device(draws), limit, block.quanta)
             steps = int(answered.steps)

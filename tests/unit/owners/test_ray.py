@@ -218,7 +218,8 @@ def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path
     one = sf.RayTable(tmp_path / "*.parquet", workers=1)
     again = sf.resume(tmp_path / "run", one, model=sf.families.Bernoulli())
     assert np.array_equal(again.transcript["theta"], run.transcript["theta"])
-    assert (again.privacy.epsilon, again.pilot["outside"]) == (4.0, "clamp")
+    assert (again.privacy.epsilon, again.pilot["outside"], again.privacy.outside) == (4.0, "clamp", "clamp")
+    assert "given the clamped records" in again.privacy.exact
     pq.write_table(pa.table({"y": 1 - y}), tmp_path / "t.parquet", row_group_size=500)
     with pytest.raises(CheckpointError, match="not the records"):
         sf.resume(tmp_path / "run", one, model=sf.families.Bernoulli())

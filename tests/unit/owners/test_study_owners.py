@@ -182,7 +182,10 @@ n = 1500
 def test_a_run_that_fails_before_anyone_spends_leaves_no_checkpoint(home, capsys, tmp_path):
     mine, node = home
     owners = f'[[owners]]\nnode = "{node.url}"\ntoken_file = "a.token"\n' + TABLE
-    study = write(mine, HEAD.replace("3.0", "0.1") + 'kernel = "guided"\n' + DOMAIN + GUESS + owners)
+    text = HEAD.replace("3.0", "0.1") + 'kernel = "guided"\n' + DOMAIN + GUESS + owners
+    code, refused = said(capsys, "run", write(mine, text), "--out", tmp_path / "out")
+    assert code == 2 and "n = 3,000, and the table of " in refused["error"] and "1,500 records" in refused["error"]
+    study = write(mine, text.replace("n = 3000", "n = 1500"))
     code, refused = said(capsys, "run", study, "--out", tmp_path / "out")
     assert (code, refused["code"]) == (3, "plan-too-weak")
     assert not (tmp_path / "out" / "checkpoint").exists()

@@ -201,7 +201,7 @@ def _column(domain: Domain, rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def typed(domain: Domain, values: np.ndarray) -> Any:
-    return jnp.asarray(values.astype(np.int32) if domain.discrete else values)
+    return jnp.asarray(values.astype(np.int64) if domain.discrete else values)
 
 
 def pairs(dim: int, rng: np.random.Generator, count: int, scale: float, step: float) -> tuple[Any, Any]:
