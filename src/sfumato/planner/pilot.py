@@ -259,6 +259,19 @@ class _Guide:
         """Where a step ends: where the prior is positive, and inside the box that the owners answer for."""
         return np.clip(_inside(self.model, theta, way), -self.bound, self.bound)
 
+    def bend(self, point: _Point, reach: float) -> float:
+        """How far a Newton step misses the mode from `reach` posterior standard deviations away, along the worst axis.
+
+        By made-up records, and by the prior as it is. Where the posterior is curved within the pilot's own error, that error
+        says little.
+        """
+        batch = synthetic.uniform(self.model, self.domain, point.theta)
+        bends = _bends(self.model, self.n, point.theta, batch)
+        white = np.linalg.inv(point.root)
+        ends = [point.theta + sign * reach * axis for axis in point.root.T for sign in (-1.0, 1.0)]
+        missed = [float(np.linalg.norm(white @ bends(end))) for end in ends]
+        return max((m for m in missed if np.isfinite(m)), default=0.0)
+
     def _straight_for(self, theta: np.ndarray, way: np.ndarray) -> float:
         """How much of a step may be taken before the made-up records' information along it changes by a factor."""
         size = float(np.linalg.norm(way))
@@ -341,8 +354,9 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
     # After a surprise nobody has looked whether the last step led anywhere: all of the distance counts.
     far = upper_limit(looked.square, looked.sigma, dim)
     missed = far * min(point.roughness, 1.0) if quiet else far
-    off_by = (noise_length(error, dim) + missed) / dim**0.5
     final = guide.at(centre, guide.made_up(centre) if guide.known else point.information, 0.0)
+    off_by = (noise_length(error, dim) + missed + guide.bend(final, 2 * error)) / dim**0.5
+    error = float(np.hypot(error, guide.bend(final, error) / dim**0.5))
     picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
     return Piloted(picture, asker.released, bool(quiet and off_by <= FORGIVEN), off_by, asker.spent * asker.mu_squared)
 
