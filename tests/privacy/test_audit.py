@@ -87,7 +87,7 @@ def test_an_honest_study_passes_and_saboteurs_are_caught(case, monkeypatch):
 
         honest = attack(ready, trials=100, confidence=1 - FALSE_ALARM)
         assert honest.passed, str(honest)
-        assert honest.pilot == (3 if "pilot" in case else 0)
+        assert (honest.pilot > 2) if "pilot" in case else (honest.pilot == 0)
         # Sharp enough to mean something: most of the promise was within reach, and some of it was found.
         assert 0.85 * MU < honest.mu_at_stake <= MU
         assert honest.mu_lower > 0.1 * MU

@@ -170,7 +170,8 @@ def test_however_small_or_large_the_matrix_no_record_moves_a_release_by_more_tha
         totals = []
         for x in ([0.6, 0.8], [-0.8, 0.6], [0.0, 1.0], [-0.6, -0.8]):
             table = records.load({"x": np.array([x, [0.0, 0.0]]), "y": np.array([1, 1])}, BALL)
-            total = LocalEngine(table, study).vector("gradient", np.full(2, 0.1), scale * np.eye(2), radius, gamma)
+            engine, centre = LocalEngine(table, study), radius * np.array([0.3, -0.4])
+            total = engine.vector("gradient", np.full(2, 0.1), scale * np.eye(2), centre, radius, gamma)
             totals.append(total * gamma)
     assert max(float(np.linalg.norm((a - b) * 1e20)) for a in totals for b in totals) <= limit * 1e20
     if scale >= 1:

@@ -163,6 +163,7 @@ def test_a_forced_run_of_a_hopeless_plan_ends_and_says_how():
         epsilon=7,
         delta=1e-6,
         kernel="guided",
+        pilot_share=0.0,
         force=True,
         outside="clamp",
         progress=False,

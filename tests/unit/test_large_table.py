@@ -101,7 +101,7 @@ def test_a_run_that_really_drops_everything_between_its_stages(tmp_path, monkeyp
     assert double(3) == 6
     for module in (records, vault):
         monkeypatch.setattr(module, "LARGE", 1)
-    drawn = run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
+    drawn = run(write(tmp_path / "a.parquet", y=np.arange(N) % 2), epsilon=8.0)
     assert drawn.iterations > 0 and 0.3 < drawn.draws["p"].mean() < 0.7
     assert double(4) == 8
 

@@ -131,7 +131,7 @@ def test_the_square_of_60_000_does_not_wrap_round_in_vault_and_made_up_records()
     with jax.enable_x64(True):
         total = compile_sum("gradient", model, LARGE, "float64")
         gamma = 2.0**-30
-        found = total(records.on_device(), jnp.zeros(1), jnp.eye(1), jnp.asarray(1e3), jnp.asarray(gamma))
+        found = total(records.on_device(), *map(jnp.asarray, (np.zeros(1), np.eye(1), np.zeros(1), 1e3, gamma)))
     np.testing.assert_allclose(np.asarray(found) * gamma, [2 * 3.6], rtol=1e-6)
 
 

@@ -35,7 +35,7 @@ PLACING = 0.6
 """Share of the pilot that places the centre when nothing goes wrong."""
 PLACED = 0.6
 """Posterior standard deviations: a centre rougher than this is worth more than the planned share, if there is more."""
-FORGIVEN = 3.0
+FORGIVEN = 3.5
 """Posterior standard deviations, root mean square, that theta* may be off: what a chain's trust region forgives."""
 _KEPT_BACK = 0.45  # of the budget, for the last rung: rough steps may not use it up
 _STEPS = 60  # gradients at the most
@@ -232,11 +232,7 @@ class _Guide:
         if self.model.observations is None and self.model.sample_records is None:
             return "information"
         batch = synthetic.uniform(self.model, self.domain, theta)
-        eye = np.eye(self.model.dim)
-        hessian, outer = (
-            triangle_to_matrix(np.nanmean(np.asarray(compiled.vectors(self.model, what)(theta, eye, dict(batch))), 0), len(eye))
-            for what in ("information", "outer")
-        )  # fmt: skip
+        hessian, outer = (_mean(self.model, what, theta, batch) for what in ("information", "outer"))
         white = np.linalg.inv(np.linalg.cholesky(forecast.positive(outer)))
         return "information" if np.linalg.eigvalsh(white @ hessian @ white.T)[0] > _KINKED else "outer"
 
@@ -266,7 +262,7 @@ class _Guide:
         says little.
         """
         batch = synthetic.uniform(self.model, self.domain, point.theta)
-        bends = _bends(self.model, self.n, point.theta, batch)
+        bends = _bends(self.model, self.n, point.theta, batch, self.kind(point.theta))
         white = np.linalg.inv(point.root)
         ends = [point.theta + sign * reach * axis for axis in point.root.T for sign in (-1.0, 1.0)]
         missed = [float(np.linalg.norm(white @ bends(end))) for end in ends]
@@ -365,7 +361,7 @@ def _centre(asker: _Asker, guide: _Guide, point: _Point) -> tuple[np.ndarray, fl
     """Where all gradients from nearby put the mode together, and its error."""
     covariance = point.root @ point.root.T
     batch = synthetic.uniform(guide.model, guide.domain, point.theta)
-    bends = _bends(guide.model, guide.n, point.theta, batch)
+    bends = _bends(guide.model, guide.n, point.theta, batch, guide.kind(point.theta))
     heard = _straight(asker.answered, point.theta, bends, covariance)
     score, error = _together(heard, point.theta, point.information, covariance)
     return guide.step(point.theta, guide.towards(point.theta, score, point.information)), error
@@ -410,9 +406,9 @@ def summit(model: Model, theta: np.ndarray, score: np.ndarray, information: np.n
     return here
 
 
-def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.ndarray], np.ndarray]:
+def _bends(model: Model, n: int, mode: np.ndarray, batch: Any, what: str) -> Callable[[np.ndarray], np.ndarray]:
     """Function theta -> how far a Newton step from there misses the mode, were the records the made-up ones."""
-    information = n * forecast.mean_information(model, mode, batch) + forecast.prior_precision(model, mode)
+    information = n * _mean(model, what, mode, batch) + forecast.prior_precision(model, mode)
     made_up = forecast.safe_inverse(forecast.positive(information))
 
     def slope(theta: np.ndarray) -> np.ndarray:
@@ -424,6 +420,13 @@ def _bends(model: Model, n: int, mode: np.ndarray, batch: Any) -> Callable[[np.n
 
     there = slope(mode)
     return lambda theta: np.asarray(theta - mode + made_up @ (slope(theta) - there))
+
+
+def _mean(model: Model, what: str, theta: np.ndarray, batch: Any) -> np.ndarray:
+    """Mean information, or mean outer product, of records where it is finite."""
+    each = np.asarray(compiled.vectors(model, what)(theta, np.eye(model.dim), dict(batch)))
+    finite = np.isfinite(each).all(axis=1)
+    return triangle_to_matrix(each[finite].sum(axis=0) / max(finite.sum(), 1), model.dim)
 
 
 def _straight(

@@ -74,7 +74,7 @@ def test_parts_of_one_size_share_what_is_compiled(small_parts):
     assert (len(sizes), sum(sizes), len(set(sizes))) == (8, engine.n, 2)
     assert len({id(part._compiled) for part in engine._parts}) == 2
     whole = LocalEngine(records.load(TABLE, LOGISTIC.domain), LOGISTIC)
-    asked = "information", np.zeros(4), np.eye(4), 1.0, 2.0**-40
+    asked = "information", np.zeros(4), np.eye(4), np.linspace(0, 0.2, 10), 1.0, 2.0**-40
     assert np.array_equal(engine.vector(*asked), whole.vector(*asked))
     assert engine.rows == whole.rows == len(TABLE["y"])
     engine.close()
@@ -135,4 +135,4 @@ def test_it_tells_nothing_and_is_never_serialised():
     engine.close()
     gc.collect()
     with pytest.raises(sf.errors.InvalidInput, match="closed"):
-        engine.vector("gradient", np.zeros(4), np.eye(4), 1.0, 2.0**-40)
+        engine.vector("gradient", np.zeros(4), np.eye(4), np.zeros(4), 1.0, 2.0**-40)

@@ -187,7 +187,7 @@ def test_sums_do_not_depend_on_the_number_of_shards(engine):
     rng = np.random.default_rng(1)
     theta = rng.normal(size=(CHAINS, 4)) * 0.3
     spot = Spot(theta, theta + 0.05, np.full(CHAINS, -(2**40)), np.full(CHAINS, 2**40), 2.0**-36)
-    vector = ("information", theta[0], np.eye(4) * 0.1, 0.02, 2.0**-40)
+    vector = ("information", theta[0], np.eye(4) * 0.1, np.linspace(0, 0.01, 10), 0.02, 2.0**-40)
     whole = LocalEngine(records.load(TABLE, DOMAIN), LOGISTIC)
     pieces = pieces_of(sorted({p.path for shard in engine._shards.shards for p in shard.pieces}))
     for workers in (2, 3, 8):
