@@ -637,8 +637,6 @@ def _pilot(
 ) -> tuple[Plan, dict[str, Any]]:
     """Spend the pilot's share of every budget, then share out what is left and plan again."""
     plan, pilot = _run_pilot(table, plan, terms, kept, tick)
-    if not terms["force"]:
-        refuse_unless_arrived(plan, pilot, kept)
     if kept is not None:
         kept.update_terms(plan=sampler._plan_terms(plan), pilot=pilot, shares=table.rounds.shares)
     if not terms["force"]:
@@ -658,7 +656,17 @@ def _run_pilot(
     tick(0, plan.iterations, "pilot")
     domains = {repr(_plain(other.domain)): other.domain for other in table.studies}
     domains.pop(repr(_plain(study.domain)))
-    found = find_start(study, plan, release, terms["pilots"], bound=rounds.theta_bound, others=tuple(domains.values()))
+    found = find_start(
+        study,
+        plan,
+        release,
+        terms["pilots"],
+        bound=rounds.theta_bound,
+        others=tuple(domains.values()),
+        force=terms["force"],
+    )
+    if not terms["force"]:
+        refuse_unless_arrived(plan, found.about, kept)
     pilot = found.about | {"owners": _shares(table), "lost": 0}  # owners give the answer again that they gave
     widths = relative_widths([table.studies[i] for i in table.live], found.picture)
     mu = _set_shares(table, widths)

@@ -108,15 +108,19 @@ class NotArrived(SfumatoError):
     """The pilot did not get near the posterior, and the chain was not begun.
 
     `off_by` is how far it may be off (posterior standard deviations, root mean square, upper 99 % limit); `spent` and `left` are
-    of the budget, in units of mu squared. `so_far` says that in words, without the way on.
+    of the budget, in units of mu squared. `limit` is the one-shot limit in effective draws if the pilot stopped early because
+    of it, else None. `so_far` says that in words, without the way on.
     """
 
-    def __init__(self, so_far: str, way_on: str, *, off_by: float, spent: float, left: float) -> None:
+    def __init__(
+        self, so_far: str, way_on: str, *, off_by: float, spent: float, left: float, limit: float | None = None
+    ) -> None:
         super().__init__(f"{so_far} {way_on}")
         self.so_far = so_far
         self.off_by = off_by
         self.spent = spent
         self.left = left
+        self.limit = limit
 
 
 class LedgerError(SfumatoError):

@@ -17,8 +17,9 @@ from sfumato.errors import InvalidInput, NotArrived
 from sfumato.model.base import theta_of
 from sfumato.pilotlog import PilotLog
 from sfumato.planner import Plan, run_pilot
+from sfumato.planner.advice import ways_out
 from sfumato.planner.forecast import Picture
-from sfumato.planner.plan import PILOT_SHARE, knows_information
+from sfumato.planner.plan import ENOUGH_ESS, PILOT_SHARE, knows_information
 from sfumato.study import Study
 
 _ROOM = 0.999  # of the share that a pilot asks for: charges are rounded up
@@ -74,6 +75,7 @@ def find_start(
     *,
     bound: float = np.inf,
     others: Sequence[Mapping[str, Domain]] = (),
+    force: bool = False,
 ) -> Found:
     """Run the pilots of the list until one arrives.
 
@@ -83,8 +85,11 @@ def find_start(
         Asks, and knows the answers of pilots that ran before the process was killed.
     bound, others
         See `planner.pilot.run_pilot`.
+    force
+        Whether the chain begins whatever the pilot finds: then no pilot stops early.
     """
     picture, spent = plan.picture, 0.0
+    widest = np.inf if force else plan.mu / (ENOUGH_ESS * plan.chains) ** 0.5
     releases: list[dict[str, Any]] = []
     for pilot in pilots:
         if pilot["start"] is not None:
@@ -93,12 +98,13 @@ def find_start(
             found = run_pilot(
                 study.model, study.domain, plan.n, picture.centre, _ROOM * pilot["share"] * plan.mu**2, release,
                 known=knows_information(study), covariance=picture.covariance, bound=bound, others=others,
-                most=_ROOM * pilot["most"] * plan.mu**2,
+                most=_ROOM * pilot["most"] * plan.mu**2, widest=widest,
             )  # fmt: skip
         picture, releases, spent = found.picture, releases + found.releases, spent + found.spent / plan.mu**2
         if found.arrived:
             break
     about = {"releases": releases, "share": spent, "arrived": found.arrived, "off_by": found.off_by}
+    about |= {} if found.too_wide is None else {"limit": (plan.mu / found.too_wide) ** 2}
     return Found(picture, about | {"error": picture.error, "lost": release.lost})
 
 
@@ -113,6 +119,18 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
     if about.get("arrived", True):
         return
     spent = about["share"]
+    numbers = {"off_by": about["off_by"], "spent": spent * plan.mu**2, "left": (1 - spent) * plan.mu**2}
+    paid = f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left."
+    if "limit" in about:
+        limit, wanted = about["limit"], ENOUGH_ESS * plan.chains
+        epsilon, n = plan.would_do(wanted / limit)
+        raise NotArrived(
+            f"a chain needs {wanted:g} effective draws in all, and the pilot saw early on that no sampler can get more "
+            f"than about {limit:.2g} from this budget. {paid}",
+            f"{ways_out(epsilon, n, plan.hint)} force=True samples all the same.",
+            limit=limit,
+            **numbers,
+        )
     way_on = (
         f"Go on with sf.resume({str(kept.folder)!r}, data, guess=...) if you know roughly where the parameters are, or with "
         f"pilot_share={min(2 * spent, 0.5):.2g}"
@@ -122,9 +140,7 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
     )
     raise NotArrived(
         f"a chain starts near the posterior, and the pilot is up to {about['off_by']:.3g} posterior standard deviations off. "
-        f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left.",
+        f"{paid}",
         f"{way_on}; a larger epsilon, more records or a tighter domain help too. force=True samples all the same.",
-        off_by=about["off_by"],
-        spent=spent * plan.mu**2,
-        left=(1 - spent) * plan.mu**2,
+        **numbers,
     )

@@ -350,9 +350,7 @@ def _pilot(
     pilots: Sequence[Mapping[str, Any]], *, force: bool,
 ) -> tuple[Plan, dict[str, Any]]:  # fmt: skip
     """Run the pilots, then plan again for what is left; refuse to go on from nowhere, or with too little."""
-    plan, pilot = _run_pilot(study, plan, opened, kernel, limit, kept, tick, pilots)
-    if not force:
-        refuse_unless_arrived(plan, pilot, kept)
+    plan, pilot = _run_pilot(study, plan, opened, kernel, limit, kept, tick, pilots, force=force)
     if kept is not None:
         kept.update_terms(plan=_plan_terms(plan), pilot=pilot)
     if not force:
@@ -362,12 +360,14 @@ def _pilot(
 
 def _run_pilot(
     study: Study, plan: Plan, opened: Opened, kernel: str, max_iterations: int, kept: Checkpoint | None, tick: Tick,
-    pilots: Sequence[Mapping[str, Any]],
+    pilots: Sequence[Mapping[str, Any]], *, force: bool,
 ) -> tuple[Plan, dict[str, Any]]:  # fmt: skip
     if plan.pilot_share == 0:
         return plan, {"releases": [], "share": 0.0}
     tick(0, plan.iterations, "pilot")
-    found = find_start(study, plan, PilotLog(opened.vault.release, kept), pilots)
+    found = find_start(study, plan, PilotLog(opened.vault.release, kept), pilots, force=force)
+    if not force:
+        refuse_unless_arrived(plan, found.about, kept)
     opened.vault.forget()
     left = opened.account.left / QUANTA_PER_UNIT / plan.mu**2
     return replan(plan, study, found.picture, left, kernel=kernel, max_iterations=max_iterations), found.about

@@ -35,6 +35,27 @@ def test_a_pilot_that_cannot_arrive_stops_the_run_and_says_what_is_left(tmp_path
     assert "force=True" in str(error) and "guess=" in str(error)
 
 
+@pytest.mark.parametrize("owners", [False, True], ids=["table", "owners"])
+def test_a_run_whose_limit_is_hopeless_stops_early_and_says_what_would_do(owners):
+    """The plan hopes for covariates that fill their domain; these hardly do, so ten times as few draws are to be had."""
+
+    def slope(x, y):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 2.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=beta * x), obs=y)
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(0.0, 0.02, 20_000).clip(-1, 1)
+    table = {"x": x, "y": (rng.random(20_000) < 1 / (1 + np.exp(-x))).astype(int)}
+    half = [sf.Owner({k: v[i::2] for k, v in table.items()}, name=str(i)) for i in range(2)]
+    domain = {"x": sf.Interval(-1.0, 1.0), "y": sf.Binary()}
+    with pytest.raises(NotArrived, match="no sampler can get more than about") as caught:
+        sf.sample(slope, half if owners else table, domain=domain, epsilon=2.0, delta=1e-6, **SHORT)
+    error = caught.value
+    assert error.limit < 10 and error.spent < 0.08 * (error.spent + error.left)
+    assert "epsilon" in str(error) and "records" in str(error)
+
+
 def test_forced_to_go_on_the_run_says_do_not_use():
     run = sf.sample(height, TABLE, domain=DOMAIN, **BUDGET, pilot_share=0.002, force=True, **SHORT)
     assert run.verdict.level == "unusable"

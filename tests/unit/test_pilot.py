@@ -267,6 +267,18 @@ def test_a_pilot_on_too_small_a_budget_says_so(patients):
     assert not found.arrived and found.off_by > FORGIVEN
 
 
+def test_a_pilot_that_sees_a_hopeless_limit_keeps_most_of_its_share(patients):
+    """Two draws are no chain: a tenth of the budget is too dear a price for learning it."""
+    with jax.enable_x64(True):
+        budget = patients.budget(2.0)
+        patients.spent = 0.0
+        found = patients.pilot(budget, widest=(budget / 20) ** 0.5)
+        assert not found.arrived and patients.spent < 0.05 * budget
+        assert 0.5 < budget / found.too_wide**2 < 8  # the limit, as it sees it from there
+        enough = patients.budget(40.0)
+        assert patients.pilot(enough, widest=(enough / 20) ** 0.5).arrived
+
+
 def test_a_pilot_takes_more_than_its_plan_only_if_it_must_and_may(patients):
     with jax.enable_x64(True):
         budget = patients.budget(40.0)

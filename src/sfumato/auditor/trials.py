@@ -76,7 +76,7 @@ def rehearse(study: Study, plan: Plan, stage: Stage, pool: Batch, seed: int | No
     """
     opened = Opened(stage, stage.open_account(), None)
     pilots = first_pilot(plan.pilot_share, plan.pilot_share)
-    plan, pilot = sampler._run_pilot(study, plan, opened, plan.kernel, STEPS, None, _silent, pilots)
+    plan, pilot = sampler._run_pilot(study, plan, opened, plan.kernel, STEPS, None, _silent, pilots, force=True)
     plan = aim(study, plan, pool)
     chain = sampler._start(study, plan, PublicStream(seed, plan.chains), pilot)
     stage.begin(chain.kernel, plan.sigma, chain.states)

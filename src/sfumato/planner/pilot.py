@@ -21,7 +21,7 @@ from sfumato.model import Model
 from sfumato.model.derivatives import triangle_to_matrix
 from sfumato.planner import compiled, forecast, synthetic
 from sfumato.planner.arrival import is_noise, noise_length, upper_limit
-from sfumato.planner.reach import Search
+from sfumato.planner.reach import Search, diameter
 
 Array: TypeAlias = Any
 Release: TypeAlias = Callable[..., np.ndarray]
@@ -37,11 +37,14 @@ PLACED = 0.6
 """Posterior standard deviations: a centre rougher than this is worth more than the planned share, if there is more."""
 FORGIVEN = 3.5
 """Posterior standard deviations, root mean square, that theta* may be off: what a chain's trust region forgives."""
+DOUBT = 2.0
+"""Factor by which the one-shot limit that a pilot sees on its way may be too small: below that it stops early."""
 _KEPT_BACK = 0.45  # of the budget, for the last rung: rough steps may not use it up
 _STEPS = 60  # gradients at the most
 _CLEAR = 0.25  # spectral noise of the whitened information that rough steps pay for
 _LAST_CLEAR = 0.02  # the same for the chain's own tuning: a better one would not show
 _ROUGH_INFORMATION = 0.03  # share of the budget that rough information costs, at the most
+_TRUSTED = 0.5  # spectral noise of the whitened information with which the limit can be told
 _LEAST = 0.001  # share of the budget that any release costs: less would save nothing
 _BENDS = 4.0  # factor by which a step may change the information along it
 _KINKED = 0.3  # information over outer products on made-up records, where it is less the program has kinks
@@ -57,7 +60,8 @@ class Piloted(NamedTuple):
 
     `off_by`: upper limit (99 %) of the distance of the centre from the mode, root mean square over coordinates, in posterior
     standard deviations. `arrived`: the limit is within what a chain forgives, and the last gradient is no surprise. `spent`: mu
-    squared, all releases together.
+    squared, all releases together. `too_wide`: for a pilot that stopped early, the distance between two records' whitened scores
+    that it saw; None for all others.
     """
 
     picture: forecast.Picture
@@ -65,6 +69,7 @@ class Piloted(NamedTuple):
     arrived: bool
     off_by: float
     spent: float
+    too_wide: float | None = None
 
 
 class Answered(NamedTuple):
@@ -104,6 +109,7 @@ def run_pilot(
     bound: float = np.inf,
     others: Sequence[Mapping[str, Domain]] = (),
     most: float | None = None,
+    widest: float = np.inf,
 ) -> Piloted:
     """Find centre and covariance of the posterior for `mu_squared` of budget, or a little more if that is not enough.
 
@@ -125,12 +131,18 @@ def run_pilot(
         Domains of further owners, where they differ: what their records may say is not cut off either.
     most
         What the pilot may spend if `mu_squared` would leave the centre too rough, or did not get there; as much by default.
+    widest
+        Largest distance between two records' whitened scores with which a chain is still worth its while. A pilot that sees more
+        stops early, and keeps what it has not spent.
     """
     limit = 1.0 if most is None else max(most / mu_squared, 1.0)
-    asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), limit)
+    asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), limit, DOUBT**0.5 * widest)
     guide = _Guide(model, domain, n, bound, known)
     point = guide.enter(np.clip(start, -bound, bound), covariance)
-    return _placed(asker, guide, _climb(asker, guide, point))
+    try:
+        return _placed(asker, guide, _climb(asker, guide, point))
+    except _TooWide as seen:
+        return _stopped(asker, seen)
 
 
 # -- asking -------------------------------------------------------------------------------------------------------------
@@ -146,6 +158,7 @@ class _Asker:
     release: Release
     search: Search
     limit: float = 1.0
+    widest: float = np.inf
     spent: float = 0.0
     released: list[dict[str, Any]] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
@@ -170,6 +183,14 @@ class _Asker:
         reach = self.search.reach("gradient", point.theta, point.root)
         enough = (2 * reach.radius * _MARGIN / PLACED) ** 2 / self.mu_squared
         return float(min(max(1 - self.spent, enough, _LEAST), self.limit - self.spent))
+
+    def check_width(self, point: "_Point") -> None:
+        """Stop, if records' scores lie so far apart that no chain is worth its while; not by information that is mostly noise."""
+        if point.roughness > _TRUSTED or not np.isfinite(self.widest):
+            return
+        width = diameter(self.search.vectors("gradient", point.theta, point.root))
+        if width > self.widest:
+            raise _TooWide(point, width)
 
     def gradient(self, theta: np.ndarray, root: np.ndarray, share: float) -> Looked:
         """The way to the mode, and its noise."""
@@ -307,6 +328,7 @@ def _climb(asker: _Asker, guide: _Guide, point: _Point) -> _Point:
         if moved:
             point = guide.move(point, looked)
         if quiet:
+            asker.check_width(point)
             rung += 1
             if rung == len(LADDER):
                 break
@@ -340,6 +362,7 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
         else:
             share = min(LAST_INFORMATION, (asker.limit - asker.spent) / 4)
             point, rough = _with_information(asker, guide, point, share, _LAST_CLEAR)
+        asker.check_width(point)
         looked = asker.gradient(point.theta, point.root, asker.last(point))
         quiet = is_noise(looked.square, looked.sigma**2 + point.reached, dim)
         if quiet or asker.limit - asker.spent < _KEPT_BACK:
@@ -355,6 +378,26 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
     error = float(np.hypot(error, guide.bend(final, error) / dim**0.5))
     picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
     return Piloted(picture, asker.released, bool(quiet and off_by <= FORGIVEN), off_by, asker.spent * asker.mu_squared)
+
+
+class _TooWide(Exception):
+    """Two records' whitened scores lie too far apart for any chain: there is no use in spending more."""
+
+    def __init__(self, point: _Point, width: float) -> None:
+        super().__init__("a chain could not mix")
+        self.point, self.width = point, width
+
+
+def _stopped(asker: _Asker, seen: _TooWide) -> Piloted:
+    """What a pilot has that stopped early: a rough centre, and how far off it may be by the last gradient."""
+    point, dim = seen.point, len(seen.point.theta)
+    last = asker.answered[-1]
+    sigma = float(np.linalg.norm(point.root.T @ last.noise) / dim**0.5)
+    off_by = noise_length(sigma, dim) / dim**0.5
+    picture = forecast.Picture(
+        point.theta, point.root @ point.root.T, "a pilot that stopped early", sigma, point.roughness
+    )
+    return Piloted(picture, asker.released, False, off_by, asker.spent * asker.mu_squared, seen.width)
 
 
 def _centre(asker: _Asker, guide: _Guide, point: _Point) -> tuple[np.ndarray, float]:

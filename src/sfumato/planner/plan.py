@@ -122,7 +122,7 @@ class Plan:
         """Raise `PlanTooWeak`, with the numbers and ways out; before the pilot only if there is no hope."""
         if not self.hopeless:
             return
-        epsilon, n = self._would_do()
+        epsilon, n = self.would_do(self._short_by)
         raise PlanTooWeak(
             f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
             f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
@@ -135,9 +135,13 @@ class Plan:
             plan=self,
         )
 
-    def _would_do(self) -> tuple[float, int]:
-        """An epsilon on the same records, or a number of records at the same epsilon, that would make a weak plan strong."""
-        factor = ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
+    @property
+    def _short_by(self) -> float:
+        """How many times as many effective draws a weak plan would need."""
+        return ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
+
+    def would_do(self, factor: float) -> tuple[float, int]:
+        """An epsilon on the same records, or a number of records at the same epsilon, for so many times the effective draws."""
         whole = max(self.mu, float(gdp.mu(self.epsilon, self.delta)))  # after a pilot, mu is what is left
         epsilon = float(gdp.epsilon(min(whole * factor**0.5, 60.0), self.delta))
         return 1.1 * epsilon, int(1.1 * self.n * factor)  # a little more: a forecast does not scale to the digit
@@ -195,7 +199,7 @@ class Plan:
             return [
                 ("weak", f"fewer than {ENOUGH_ESS * self.chains:g} draws if theta is near there; the pilot will tell")
             ]
-        epsilon, n = self._would_do()
+        epsilon, n = self.would_do(self._short_by)
         words = f"sample refuses this plan: it needs {ENOUGH_ESS * self.chains:g} effective draws ({ENOUGH_ESS:g} a chain); "
         return [("too weak", words + would_do(epsilon, n, self.hint))]
 
