@@ -171,12 +171,11 @@ class BareScan:
     def __init__(self, n: int, d: int, chains: int, steps: int) -> None:
         domain = {"x": sf.Box(-1, 1, shape=(d,)), "y": sf.Binary()}
         study = make_study(make_model(d), domain)
-        kernel = RandomWalk(np.eye(d) * SCALE, 1.0)
         gamma = lattice.choose_gamma(SIGMA, n)
         with jax.enable_x64(True):
             data = Rows({k: jnp.asarray(v) for k, v in make_data(n, d).items()})
             question = scan.Question(
-                study.model, domain, kernel, study.bounds.range_for(n), SIGMA, gamma, n, n, chains, "float64"
+                study.model, domain, study.bounds.range_for(n), SIGMA, gamma, n, n, chains, "float64"
             )
             theta = jnp.broadcast_to(jnp.linspace(-1, 1, d), (chains, d))
             self.carry = (theta, jax.jit(lambda t: scan.terms(question, data, t))(theta))

@@ -17,20 +17,20 @@ Yıldırım 2016, Algorithms 2 and 3, Corollary 1.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sfumato.bundle import Bundle
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
 from sfumato.interruption import check as check_interrupted
 from sfumato.interruption import listening, until_asked
-from sfumato.kernel import Draw, Kernel, PublicStream, State, accepts
+from sfumato.kernel import Heard, Kernel, Move, PublicStream, State
+from sfumato.kernel.loop import Priced, Transcript, compile_loop
 from sfumato.model import Model
 from sfumato.noise_aware import check_distinct, from_copies
 from sfumato.planner import Plan
@@ -43,25 +43,6 @@ from sfumato.verdict import visible_transient
 Array: TypeAlias = Any
 CHUNK = 1 << 16
 """Steps (of all chains together) per compiled call: a fraction of a second, so that progress moves and Ctrl-C is heard."""
-
-
-class Steps(NamedTuple):
-    """The transcript of some steps: arrays (step, chain, ...). All of it follows from released values."""
-
-    theta: Array
-    theta_prop: Array
-    d_n_noisy: Array
-    sigma: Array
-    sensitivity: Array
-    accepted: Array
-
-
-class Carry(NamedTuple):
-    """A chain between steps: its state, and the natural parameter and log-normaliser there."""
-
-    state: State
-    phi: Array
-    log_g: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,53 +65,61 @@ class Question:
     root_cost: float
 
 
-def begin(question: Question, states: State) -> Carry:
-    """Complete starting states, one per chain."""
-    phi, log_g = jax.jit(jax.vmap(lambda theta: _natural(question, theta)))(states.theta)
-    return Carry(states, phi, log_g)
+class Natural(NamedTuple):
+    """Natural parameter and log-normaliser at every chain's theta."""
+
+    phi: Array
+    log_g: Array
 
 
-def _natural(question: Question, theta: Array) -> tuple[Array, Array]:
-    values = question.model.constrain(theta)
-    return question.family.natural(values), question.family.log_g(values)
+class Judged(NamedTuple):
+    """What is public about a proposed pair: the same at the proposal, and noise and direction of the copy's log ratio."""
+
+    there: Natural
+    move: Array
+    sigma: Array
 
 
-def step(question: Question, carry: Carry, draw: Draw, copy: Array) -> tuple[Carry, Steps]:
-    """One step of one chain, on one copy."""
-    kernel, state = question.kernel, carry.state
-    theta_prop = kernel.propose(state, draw)
-    phi_prop, log_g_prop = _natural(question, theta_prop)
-    log_prior_prop = question.model.log_prior(theta_prop)
-    move = phi_prop - carry.phi
-    sigma = jnp.sqrt(question.xi * jnp.sum(move**2))
-    d_n_noisy = question.n * (log_g_prop - carry.log_g) + jnp.sum(move * copy)
-    # A copy that cannot judge (outside the support, or a pair beyond floating point) is spent all the same: the chain stays.
-    asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(d_n_noisy) & (sigma > 0)
-    ratio = log_prior_prop - state.log_prior
-    accepted = accepts(draw, d_n_noisy, ratio, jnp.zeros_like(ratio), sigma) & asked
-    moved = kernel.update(state, theta_prop, log_prior_prop, accepted, draw)
-    after = Carry(moved, jnp.where(accepted, phi_prop, carry.phi), jnp.where(accepted, log_g_prop, carry.log_g))
-    shown = jnp.where(asked, sigma, 1.0)
-    return after, Steps(
-        theta=moved.theta,
-        theta_prop=theta_prop,
-        d_n_noisy=jnp.where(asked, d_n_noisy, jnp.nan),
-        sigma=shown,
-        sensitivity=jnp.where(asked, shown * question.root_cost, 0.0),
-        accepted=accepted,
-    )
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Copies for the compiled loop: `fresh` is one for each chain, `kept` the natural parameters. Nothing is charged here."""
+
+    question: Question
+
+    def natural(self, theta: Array) -> Natural:
+        """Natural parameters of all chains."""
+        family, model = self.question.family, self.question.model
+
+        def one(theta: Array) -> Natural:
+            values = model.constrain(theta)
+            return Natural(family.natural(values), family.log_g(values))
+
+        found: Natural = jax.vmap(one)(theta)
+        return found
+
+    def price(self, held: None, states: State, kept: Natural, move: Move) -> Priced:
+        """Noise of the log ratios. A copy that cannot judge (no prior there, beyond floating point) is spent all the same."""
+        there = self.natural(move.theta_prop)
+        away = there.phi - kept.phi
+        sigma = jnp.sqrt(self.question.xi * jnp.sum(away**2, axis=1))
+        usable = move.possible & jnp.isfinite(sigma) & jnp.isfinite(there.log_g - kept.log_g) & (sigma > 0)
+        shown = jnp.where(usable, sigma, 1.0)
+        widths = jnp.where(usable, shown * self.question.root_cost, 0.0)
+        return Priced(widths, usable, jnp.zeros((), jnp.int64), Judged(there, away, shown))
+
+    def answer(
+        self, held: None, states: State, kept: Natural, move: Move, priced: Priced, fresh: Array
+    ) -> tuple[Heard, Natural]:
+        """The noisy log ratio of every chain, by its copy."""
+        there, away, sigma = priced.clamp
+        d_n_noisy = self.question.n * (there.log_g - kept.log_g) + jnp.sum(away * fresh, axis=1)
+        return Heard(jnp.where(priced.answered, d_n_noisy, jnp.nan), sigma, priced.answered), there
 
 
 @lru_cache(maxsize=8)
-def compile_steps(question: Question) -> Callable[[Carry, Draw, Array], tuple[Carry, Steps]]:
-    """Build the compiled loop (carry, draws, copies) -> (carry, steps); rows are steps, then chains."""
-    each: Any = jax.vmap(lambda carry, draw, copy: step(question, carry, draw, copy))
-
-    def one(carry: Carry, row: tuple[Draw, Array]) -> tuple[Carry, Steps]:
-        after, rows = each(carry, *row)
-        return after, rows
-
-    return jax.jit(lambda carry, draws, copies: lax.scan(one, carry, (draws, copies)))
+def compile_steps(question: Question) -> Callable[..., Any]:
+    """Build the compiled loop on copies, and keep it: many runs on one bundle share it."""
+    return compile_loop(Copies(question), question.model.log_prior)
 
 
 def run_chain(
@@ -142,7 +131,7 @@ def run_chain(
     *,
     tick: Tick = lambda done, total, text: None,
     stop: Callable[[], bool] = lambda: False,
-) -> tuple[Steps, bool]:
+) -> tuple[Transcript, bool]:
     """Run `steps` steps of every chain, taking fresh copies chunk by chunk.
 
     Parameters
@@ -158,25 +147,28 @@ def run_chain(
     """
     chains = len(states.theta)
     size = max(1, min(steps, CHUNK // chains))
-    parts: list[Steps] = []
+    parts: list[Transcript] = []
     done = 0
     with jax.enable_x64(True):
-        run, carry = compile_steps(question), begin(question, states)
+        run, kept = compile_steps(question), jax.jit(Copies(question).natural)(states.theta)
         while done < steps and not stop():
             count = min(size, steps - done)
             copies = take(count * chains).reshape(count, chains, -1)
-            draws = stream.peek(question.kernel, count)
-            carry, rows = run(carry, _padded(draws, size), jnp.asarray(_pad(copies, size)))
+            rows = jax.tree.map(
+                lambda part: _pad(np.asarray(part), size), (stream.peek(question.kernel, count), copies)
+            )
+            looped, kept = run(None, question.kernel, states, kept, *rows, count, 0)
+            states = looped.states
             stream.consume(count)
-            parts.append(Steps(*(np.asarray(field)[:count] for field in rows)))
+            parts.append(jax.tree.map(partial(_first, count), looped.transcript))
             done += count
             tick(done, steps, "sampling")
-    joined = Steps(*(np.concatenate(fields) for fields in zip(*parts, strict=True))) if parts else _nothing(states)
+    joined = jax.tree.map(lambda *fields: np.concatenate(fields), *parts) if parts else _nothing(states)
     return joined, done == steps
 
 
-def _padded(draws: Draw, size: int) -> Draw:
-    return Draw(*(jnp.asarray(_pad(np.asarray(field), size)) for field in draws))
+def _first(count: int, rows: Array) -> np.ndarray:
+    return np.asarray(rows)[:count]
 
 
 def _pad(rows: np.ndarray, size: int) -> np.ndarray:
@@ -185,10 +177,10 @@ def _pad(rows: np.ndarray, size: int) -> np.ndarray:
     return rows if missing == 0 else np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
 
 
-def _nothing(states: State) -> Steps:
+def _nothing(states: State) -> Transcript:
     chains, dim = states.theta.shape
     wide, narrow = np.zeros((0, chains, dim)), np.zeros((0, chains))
-    return Steps(wide, wide, narrow, narrow, narrow, narrow.astype(bool))
+    return Transcript(wide, wide, narrow, narrow, narrow.astype(bool), narrow)
 
 
 # -- from bundles to a run --------------------------------------------------------------------------------------------
@@ -338,11 +330,11 @@ def _starts(model: Model, plan: Plan, stream: PublicStream) -> State:
 
 def _wrap(
     family: Family, model: Model, bundles: Sequence[Bundle], plan: Plan, pilot: dict[str, Any], stream: PublicStream,
-    rows: Steps, whole: bool,
+    rows: Transcript, whole: bool,
 ) -> Run:  # fmt: skip
     from sfumato.sampler import watched_terms
 
-    transcript = {name: np.swapaxes(value, 0, 1) for name, value in rows._asdict().items()}
+    transcript = {name: np.swapaxes(value, 0, 1) for name, value in rows._asdict().items() if value is not None}
     transcript["mu_squared"] = np.full_like(transcript["sigma"], (max(b.sensitivity / b.xi**0.5 for b in bundles)) ** 2)
     with jax.enable_x64(True):
         constrained = jax.jit(jax.vmap(jax.vmap(model.constrain)))(jnp.asarray(transcript["theta"]))

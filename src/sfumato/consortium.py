@@ -705,8 +705,7 @@ def _finish(chain: sampler.Chain, table: Table, terms: Mapping[str, Any], kept: 
 
 def _wrap(chain: sampler.Chain, table: Table, reason: StopReason, waited: float) -> Run:
     transcript = sampler.join_parts(chain)
-    if "sigma" not in transcript:  # not a step was taken
-        transcript["sigma"] = np.full_like(transcript["d_n_noisy"], chain.plan.sigma)
+    if "widths" not in transcript:  # not a step was taken
         transcript["widths"] = np.zeros((*transcript["d_n_noisy"].shape, len(table.parties)))
     costs = [_cost(chain, table, transcript, i) for i in range(len(table.parties))]
     transcript["mu_squared"] = np.max(costs, axis=0)

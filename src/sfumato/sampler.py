@@ -47,7 +47,7 @@ from sfumato.vault.ledger import Block, Ledger
 from sfumato.vault.trim import forget_compiled
 from sfumato.verdict import visible_transient
 
-FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted")
+FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted", "sigma")
 _CHUNK_TERMS = 40_000_000  # record evaluations per compiled call: a fraction of a second, so that progress moves
 _FEWEST = 32  # steps per compiled call at the least
 _HEADROOM = 1.2  # reserved over expected cost of a chunk: rarely a second reservation, little to forfeit in a crash
@@ -59,7 +59,7 @@ class Chain:
 
     study: Study
     plan: Plan
-    kernel: Kernel | Langevin
+    kernel: Kernel
     stream: PublicStream
     states: State
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
@@ -382,7 +382,7 @@ def _refuse_after_pilot(plan: Plan, pilot: Mapping[str, Any]) -> None:
         ) from None
 
 
-def _build_kernel(study: Study, plan: Plan) -> Kernel | Langevin:
+def _build_kernel(study: Study, plan: Plan) -> Kernel:
     """The kernel of the plan; Langevin needs public functions of the model besides."""
     if plan.kernel != Langevin.name:
         return plan.build_kernel()
@@ -482,7 +482,6 @@ def alarmed(chain: Chain) -> bool:
     if look == 0:
         return False
     transcript = join_parts(chain)
-    transcript.setdefault("sigma", np.full_like(transcript["d_n_noisy"], chain.plan.sigma))
     return bool(watch.alarms(transcript, chain_terms(chain), watch.level(look)))
 
 
@@ -517,7 +516,7 @@ def watched_terms(plan: Plan, model: Model, public: Callable[[Any], Any]) -> dic
     }
 
 
-def _numbers_a_step(kernel: Kernel | Langevin) -> int:
+def _numbers_a_step(kernel: Kernel) -> int:
     """Numbers that a step of one chain releases."""
     if not isinstance(kernel, Langevin):
         return 1
@@ -573,7 +572,6 @@ def take_up(chain: Chain, saved: Saved) -> None:
 def _wrap(chain: Chain, terms: Mapping[str, Any], opened: Opened, reason: StopReason, waited: float) -> Run:
     bounds, plan = chain.study.bounds, chain.plan
     transcript = join_parts(chain)
-    transcript["sigma"] = np.full_like(transcript["d_n_noisy"], plan.sigma)
     transcript["mu_squared"] = (transcript["sensitivity"] / plan.sigma) ** 2 + first_cost(chain.kernel, chain.study)
     statement = Statement(
         epsilon=terms["epsilon"],
@@ -637,7 +635,7 @@ def make_run(
     )
 
 
-def first_cost(kernel: Kernel | Langevin, study: Study) -> float:
+def first_cost(kernel: Kernel, study: Study) -> float:
     """Mu squared of the first query of a Langevin step, if one owner adds all of its noise; walks have none."""
     if isinstance(kernel, ReferenceLangevin) and study.near is not None:
         return (study.near.at(kernel.centre, kernel.matrix).gradients.diameter / kernel.proposal_sigma) ** 2

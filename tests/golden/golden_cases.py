@@ -238,7 +238,9 @@ def write(names: list[str]) -> None:
     for name in names:
         words, transcript = run_case(name)
         np.savez_compressed(FOLDER / f"{name}.npz", words=np.array(json.dumps(words)), **transcript)
-        print(name, words["stop_reason"], len(transcript["accepted"][0]), f"{transcript['accepted'].mean():.0%} accepted")
+        print(
+            name, words["stop_reason"], len(transcript["accepted"][0]), f"{transcript['accepted'].mean():.0%} accepted"
+        )
 
 
 if __name__ == "__main__":

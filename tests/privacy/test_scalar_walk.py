@@ -99,9 +99,7 @@ def test_the_charge_covers_any_pair_of_records(name):
     family = study.family
     points = np.array([[i & 1, i >> 1 & 1, i >> 2 & 1] for i in range(8)]) if name == "bernoullis" else np.arange(13)
     with jax.enable_x64(True):
-        question = sufficient.ScalarQuestion(
-            family, study.model, Guided(np.eye(len(theta)), 1.0), study.bounds.range, 1.5, N, 1
-        )
+        question = sufficient.ScalarQuestion(family, study.model, study.bounds.range, 1.5, N)
         gamma, totals = question.gamma_sum, []
         total = sufficient.compile_sum(family, np.eye(family.size), gamma, N, study.domain, "float64")
         for point in points:

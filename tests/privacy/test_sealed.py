@@ -220,8 +220,8 @@ gaussian.ExactSource identity.Digested langevin.LangevinQuestion lattice.Clamp l
 ledger.account.Level ledger.answers.Answer ledger.book.AccountState ledger.book.Ledger ledger.chain.Head ledger.chain.Row
 ledger.journal._Known ledger.journal.Journal ledger.journal.JournalledAccount ledger.store.Store ledger.verify.Verification
 ledger.verify._Account ledger.verify._Block ledger.verify._Batch ledger.verify._Replay noise.Source noise.OpenDPSource
-reference.Point reference.Sums reference.ReferenceQuestion reference.Asked scan.Transcript scan.Answered scan.Question
-shards.Piece shards.Shard statistics.Terms statistics.Shape sufficient.ScalarQuestion vault.Chunk
+langevin.Corrections reference.Point reference.Remainders reference.Sums reference.ReferenceQuestion scan.Question scan.Ratios
+shards.Piece shards.Shard statistics.Terms statistics.Shape sufficient.Known sufficient.ScalarQuestion sufficient.Scalars vault.Chunk
 """
 """Classes of the vault that hold questions, prices, what was released, or nothing: no record, no exact sum, no unused noise."""
 

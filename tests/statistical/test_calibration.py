@@ -15,6 +15,7 @@ from scipy import stats
 import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.kernel import Guided, PublicStream, RandomWalk, State, penalty
+from sfumato.kernel.loop import compile_loop
 from sfumato.study import make_study
 from sfumato.vault import lattice, scan
 from sfumato.vault.blocks import Rows
@@ -68,10 +69,8 @@ def ranks(name, kernel_class, noise_factor=1.0, sigma=1.5):
     gamma = lattice.choose_gamma(sigma, N)
     rng = np.random.default_rng(7)
     with jax.enable_x64(True):
-        question = scan.Question(
-            study.model, study.domain, kernel, study.bounds.range, sigma, gamma, N, N, CHAINS, "float64"
-        )
-        run = scan.compile_scan(question)
+        question = scan.Question(study.model, study.domain, study.bounds.range, sigma, gamma, N, N, CHAINS, "float64")
+        run = compile_loop(scan.Ratios(question), study.model.log_prior, options=scan.WIDE)
         start_terms = jax.jit(lambda r, t: scan.terms(question, r, t))
         log_prior = jax.jit(jax.vmap(study.model.log_prior))
         prior, constrain = jax.jit(study.model.sample_prior), jax.jit(study.model.constrain)
@@ -85,8 +84,8 @@ def ranks(name, kernel_class, noise_factor=1.0, sigma=1.5):
             theta = jnp.broadcast_to(truth, (CHAINS, study.model.dim))
             states = State(theta, log_prior(theta), jnp.asarray(stream.directions(study.model.dim)))
             noise = jnp.asarray(source.draw(STEPS * CHAINS).reshape(STEPS, CHAINS))
-            draws = scan.as_device(stream.peek(kernel, STEPS))
-            answered, _ = run(data, states, start_terms(data, theta), draws, noise, STEPS, lattice.BEYOND)
+            draws = stream.peek(kernel, STEPS)
+            answered, _ = run(data, kernel, states, start_terms(data, theta), draws, noise, STEPS, lattice.BEYOND)
             steps = int(answered.steps)
             kept = np.asarray(answered.transcript.theta)[BURN:steps:60].reshape(-1, study.model.dim)
             out.append((kept < np.asarray(truth)).mean(0))

@@ -51,11 +51,11 @@ def imbalance(correct, h=0.7, ratio=2.0):
     weight = stats.norm.pdf(z) * (z[1] - z[0])
     with jax.enable_x64(True):
         kernel = Langevin(root, h, public_part(family, study.model, n), copy_sigma=float(np.sqrt(4 * ratio / h)))
-        turn = jax.jit(kernel.turn)
+        weigh = jax.jit(kernel.known)
         decide = jax.jit(jax.vmap(lambda u, copy: correct(kernel, u, copy), (None, 0)))
 
         def alpha(here, there):
-            known, u = turn(here, there)
+            known, u = weigh(here, there)
             unit = u / jnp.linalg.norm(u)
             d_n_noisy, sigma = decide(u, t_n + kernel.copy_sigma * z[:, None] * unit)
             log_alpha = np.minimum(0.0, np.asarray(known + d_n_noisy - sigma**2 / 2))

@@ -7,6 +7,8 @@ own reversal; the guided walk's is the same walk with its direction turned round
 are, with the sums of statistics as their argument, so that one compilation serves all replications.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,11 +20,12 @@ import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
 from sfumato.haste import hastily
-from sfumato.kernel import Draw, Guided, Langevin, State, Streams
+from sfumato.kernel import Draw, Guided, Langevin, State, Streams, penalty
+from sfumato.kernel.loop import compile_loop
 from sfumato.model.trials import as_model_input
 from sfumato.study import make_study
 from sfumato.vault import langevin, sufficient
-from sfumato.vault.blocks import Rows
+from sfumato.vault.blocks import Fresh, Rows
 from sfumato.vault.gaussian import ExactSource
 
 f = sf.families
@@ -115,7 +118,7 @@ def noise_for(scale, *shape):
 
 def in_parts(run, *arguments):
     """Run some worlds at a time: theta and decisions, (world, step, ...)."""
-    vectorised = hastily(jax.vmap(lambda *a: run(*a, STEPS, 2**62)))
+    vectorised = hastily(jax.vmap(lambda *a: run(*a, STEPS, 2**62)[0]))
     worlds = len(jax.tree.leaves(arguments)[0])
     thetas, decisions = [], []
     for start in range(0, worlds, PART):
@@ -138,16 +141,24 @@ def run_langevin(family, study, thetas, columns, h, sigma, noise_factor=1.0):
         jnp.ones_like(start),
         jnp.full_like(start, jnp.nan),
     )
-    return in_parts(
-        langevin.compile_langevin(question), jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds),
+    source = langevin.Corrections(question)
+    loop = compile_loop(source, study.model.log_prior, first=source.first)
+    fresh = Fresh(
         noise_for(kernel.proposal_sigma / question.gamma * noise_factor, worlds, STEPS, 1, dim),
         noise_for(sigma / question.gamma_scalar, worlds, STEPS, 1),
-    )  # fmt: skip
+    )
+    return in_parts(
+        partial(run_loop, loop, kernel), jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds), fresh
+    )
+
+
+def run_loop(loop, kernel, total, states, draws, fresh, limit, allowance):
+    return loop(total, kernel, states, jnp.zeros((1, 0)), draws, fresh, limit, allowance)
 
 
 def run_guided(family, study, thetas, columns, step, sigma):
     kernel = Guided(whitening(family, study.model, thetas), step)
-    question = sufficient.ScalarQuestion(family, study.model, kernel, study.bounds.range, sigma, N, 1)
+    question = sufficient.ScalarQuestion(family, study.model, study.bounds.range, sigma, N)
     root, gamma = np.eye(family.size), question.gamma_sum
     sums = jax.vmap(lambda c: sufficient.exact_sum(family, root, gamma, N, study.domain, Rows(c), "float64"))(columns)
     start, worlds = both_ways(thetas, REPLICATIONS)
@@ -156,8 +167,10 @@ def run_guided(family, study, thetas, columns, step, sigma):
     direction = jnp.asarray(np.stack([-sign, sign], axis=1).reshape(worlds, 1, dim))
     states = State(start, hastily(jax.vmap(jax.vmap(study.model.log_prior)))(start), direction)
     noise = noise_for(sigma / question.gamma, worlds, STEPS, 1)
-    run = sufficient.compile_walk(question)
-    return in_parts(run, jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds), noise)
+    loop = compile_loop(sufficient.Scalars(question), study.model.log_prior)
+    return in_parts(
+        partial(run_loop, loop, kernel), jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds), noise
+    )
 
 
 def rank_p_values(name, run, kernel, **tuning):
@@ -196,7 +209,7 @@ def test_the_guided_walk_is_calibrated_where_langevin_cannot_run(name):
 
 
 def test_langevin_without_its_correction_is_not(monkeypatch):
-    monkeypatch.setattr(langevin, "accepts", lambda draw, d, ratio, q, sigma: jnp.ones_like(ratio, bool))
+    monkeypatch.setattr(penalty, "accepts", lambda draw, d, ratio, q, sigma: jnp.ones_like(ratio, bool))
     p, _ = rank_p_values("normal", run_langevin, "langevin", h=3.0, sigma=0.5)
     assert min(p) < CAUGHT
 
@@ -207,6 +220,6 @@ def test_langevin_with_less_noise_than_it_says_is_not():
 
 
 def test_a_walk_without_its_penalty_is_not(monkeypatch):
-    monkeypatch.setattr(sufficient, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < d + ratio)
+    monkeypatch.setattr(penalty, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < d + ratio)
     p, _ = rank_p_values("normal", run_guided, "guided", step=1.0, sigma=3.5)
     assert min(p) < CAUGHT

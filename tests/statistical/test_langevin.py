@@ -9,7 +9,7 @@ from scipy import stats
 import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
-from sfumato.kernel import Langevin, PublicStream, State
+from sfumato.kernel import Langevin, PublicStream, State, penalty
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study import make_study
 from sfumato.vault import blocks, langevin, records
@@ -47,27 +47,27 @@ def test_it_is_exact_at_every_step_size(h):
 
 def test_without_the_correction_it_is_not(monkeypatch):
     """Plain private Langevin: every proposal accepted."""
-    monkeypatch.setattr(langevin, "accepts", lambda draw, d, ratio, q, sigma: jnp.ones_like(ratio, bool))
+    monkeypatch.setattr(penalty, "accepts", lambda draw, d, ratio, q, sigma: jnp.ones_like(ratio, bool))
     assert min(moments_p(0.5)) < 1e-9
 
 
 def test_without_the_penalty_it_is_not(monkeypatch):
-    monkeypatch.setattr(langevin, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < d + ratio)
+    monkeypatch.setattr(penalty, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < d + ratio)
     assert min(moments_p(1.5, sigma=2.0)) < CAUGHT
 
 
 def test_with_the_first_release_reused_in_the_decision_it_is_not(monkeypatch):
     """The correction computed from the released statistic instead of a second query: its noise is the proposal's."""
 
-    def turn(self, theta, theta_prop):
+    def known(self, theta, theta_prop):
         honest = real(self, theta, theta_prop)
         root, h = jnp.asarray(self.matrix), self.step
         b = root.T @ jax.grad(self.public)(theta)
         t_noisy = jnp.linalg.solve(root, (theta_prop - theta) * 2 / h) - b
-        return honest._replace(log_ratio=honest.log_ratio - honest.direction @ t_noisy, direction=0 * honest.direction)
+        return honest._replace(log_ratio=honest.log_ratio - honest.along @ t_noisy, along=0 * honest.along)
 
-    real = Langevin.turn
-    monkeypatch.setattr(Langevin, "turn", turn)
+    real = Langevin.known
+    monkeypatch.setattr(Langevin, "known", known)
     assert min(moments_p(0.5)) < FALSE_ALARM / 4
 
 
@@ -82,7 +82,7 @@ def test_the_log_ratio_is_that_of_the_proposal_as_a_normal_density():
         public = public_part(family, study.model, n)
         kernel = Langevin(root, h, public)
         m = root @ root.T
-        turn, level = jax.jit(kernel.turn), jax.jit(jax.value_and_grad(public))
+        weigh, level = jax.jit(kernel.known), jax.jit(jax.value_and_grad(public))
 
         def log_q(there, here):
             mean = here + h / 2 * m @ (np.asarray(level(here)[1]) + s_n)
@@ -90,7 +90,7 @@ def test_the_log_ratio_is_that_of_the_proposal_as_a_normal_density():
 
         for _ in range(5):
             a, b = rng.normal(size=(2, 3)) * 0.3
-            known, direction = (np.asarray(part) for part in turn(a, b))
+            known, direction = (np.asarray(part) for part in weigh(a, b))
             ours = float(known - direction @ (root.T @ s_n))
             truth = float(level(b)[0] - level(a)[0]) + float((b - a) @ s_n) + log_q(a, b) - log_q(b, a)
             assert ours == pytest.approx(truth, rel=1e-9, abs=1e-7)

@@ -10,7 +10,7 @@ from scipy import stats
 
 import sfumato as sf
 from helpers import FALSE_ALARM
-from sfumato.kernel import PublicStream, ReferenceLangevin, State
+from sfumato.kernel import PublicStream, ReferenceLangevin, State, penalty
 from sfumato.paper import expected_acceptance
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study import make_study
@@ -62,33 +62,33 @@ def test_it_is_exact_at_every_step_size(h):
 
 def test_without_the_second_query_it_is_not(monkeypatch):
     """The public part of the log ratio decides alone."""
-    monkeypatch.setattr(reference, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < ratio)
+    monkeypatch.setattr(penalty, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < ratio)
     assert min(p_values(1.0)) < 1e-9
 
 
 def test_without_the_penalty_it_is_not(monkeypatch):
-    monkeypatch.setattr(reference, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < d + ratio)
+    monkeypatch.setattr(penalty, "accepts", lambda draw, d, ratio, q, sigma: draw.log_u < d + ratio)
     assert min(p_values(1.0, sigma=1.5)) < FALSE_ALARM / 4
 
 
 def test_with_the_move_in_place_of_v_it_is_not(monkeypatch):
-    real = ReferenceLangevin.turn
-    monkeypatch.setattr(ReferenceLangevin, "turn", lambda self, a, b: real(self, a, b)._replace(direction=b - a))
+    real = ReferenceLangevin.known
+    monkeypatch.setattr(ReferenceLangevin, "known", lambda self, a, b: real(self, a, b)._replace(along=b - a))
     assert min(p_values(1.0, steps=2 * STEPS)) < FALSE_ALARM / 4
 
 
 def test_with_the_first_release_reused_in_the_decision_it_is_not(monkeypatch):
     """S_n' v taken from the released statistic, whose noise made the proposal, in place of the second query."""
-    real = ReferenceLangevin.turn
+    real = ReferenceLangevin.known
 
-    def turn(self, theta, theta_prop):
+    def known(self, theta, theta_prop):
         honest = real(self, theta, theta_prop)
         root, h = jnp.asarray(self.matrix), self.step
-        t_noisy = jnp.linalg.solve(root, (theta_prop - theta) * 2 / h) - root.T @ self.pull(theta)
-        known = honest.log_ratio - t_noisy @ jnp.linalg.solve(root, honest.direction)
-        return honest._replace(log_ratio=known, direction=0 * honest.direction)
+        t_noisy = jnp.linalg.solve(root, (theta_prop - theta) * 2 / h) - root.T @ self.drift(theta)
+        log_ratio = honest.log_ratio - t_noisy @ jnp.linalg.solve(root, honest.along)
+        return honest._replace(log_ratio=log_ratio, along=0 * honest.along)
 
-    monkeypatch.setattr(ReferenceLangevin, "turn", turn)
+    monkeypatch.setattr(ReferenceLangevin, "known", known)
     assert min(p_values(0.3, steps=600)) < FALSE_ALARM / 4
 
 
@@ -105,7 +105,7 @@ def flow(sigma_of, h=1.0, shorter=1.0, wider=0.0):
         rows = records.load(DATA, STUDY.domain).on_device()
         near = STUDY.near
         proven = near.at(kernel.centre, kernel.matrix)
-        question = reference.ReferenceQuestion(STUDY.model, STUDY.domain, near, h, 12.0, 0.5, N, N, 1, "float64")
+        question = reference.ReferenceQuestion(STUDY.model, STUDY.domain, near, h, 0.5, N, N, 1, "float64")
         short = {name: shorter * getattr(proven.body, name) for name in ("slope_low", "slope_high")}
         vectors = reference.all_vectors(question, rows, proven.body._replace(**short))
         s_n = vectors.sum(0)
@@ -115,15 +115,15 @@ def flow(sigma_of, h=1.0, shorter=1.0, wider=0.0):
 
         @jax.jit
         def known_and_scalar(a, b):
-            turn = kernel.turn(a, b)
-            lo, hi = near.range(proven.anchor, a, b, b - a - turn.direction)
+            known = kernel.known(a, b)
+            lo, hi = near.range(proven.anchor, a, b, b - a - known.along)
             clamp = reference.lattice.clamp_for(lo - wider, hi + wider, question.gamma_scalar, N)
             here = (a, reference.terms(question, rows, a))
-            total, _ = reference.scalar_sum(question, rows, here, b, turn.direction, clamp, vectors)
+            total, _ = reference.scalar_sum(question, rows, here, b, known.along, clamp, vectors)
             m = kernel.matrix @ kernel.matrix.T
-            mean = a + h / 2 * m @ (s_n + kernel.pull(a))
+            mean = a + h / 2 * m @ (s_n + kernel.drift(a))
             log_q = jax.scipy.stats.norm.logpdf(b[0], mean[0], jnp.sqrt(h * (1 - h / 4) * m[0, 0]))
-            return turn.log_ratio + total * question.gamma_scalar, log_posterior(a) + log_q, hi - lo
+            return known.log_ratio + total * question.gamma_scalar, log_posterior(a) + log_q, hi - lo
 
         gaps = []
         for a, b in np.random.default_rng(0).normal(MEAN, 1.5 * SD, size=(40, 2)):
@@ -174,18 +174,18 @@ def test_the_log_ratio_is_that_of_the_proposal_as_a_normal_density():
         for h in (0.2, 2.0):
             centre = rng.normal(size=3) * 0.2
             kernel = ReferenceLangevin(root, h, study.model.log_prior, centre, np.eye(3) * 40.0 + 3.0, 9.0)
-            s_n, pull, turns = np.asarray(slope(centre)), jax.jit(kernel.pull), jax.jit(kernel.turn)
+            s_n, drift, weigh = np.asarray(slope(centre)), jax.jit(kernel.drift), jax.jit(kernel.known)
             covariance = h * (1 - h / 4) * root @ root.T
 
-            def log_q(there, here, pull=pull, s_n=s_n, h=h, covariance=covariance):
-                mean = here + h / 2 * root @ root.T @ (np.asarray(pull(here)) + s_n)
+            def log_q(there, here, drift=drift, s_n=s_n, h=h, covariance=covariance):
+                mean = here + h / 2 * root @ root.T @ (np.asarray(drift(here)) + s_n)
                 return stats.multivariate_normal(mean, covariance).logpdf(there)
 
             for _ in range(3):
                 a, b = rng.normal(size=(2, 3)) * 0.3
-                turn = turns(a, b)
+                known = weigh(a, b)
                 change = float((likelihood(b, data) - likelihood(a, data)).sum())
-                ours = float(turn.log_ratio) + change - float(s_n @ turn.direction)
+                ours = float(known.log_ratio) + change - float(s_n @ known.along)
                 prior = float(log_prior(b) - log_prior(a))
                 assert ours == pytest.approx(prior + change + log_q(a, b) - log_q(b, a), rel=1e-8, abs=1e-6)
 
@@ -272,17 +272,15 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
     """Kept terms or not, one row a person or one with a count: the same integers."""
     kernel = kernel_of(1.0)
     with jax.enable_x64(True):
-        question = reference.ReferenceQuestion(
-            STUDY.model, STUDY.domain, STUDY.near, 1.0, 12.0, 0.5, N, N, 1, "float64"
-        )
+        question = reference.ReferenceQuestion(STUDY.model, STUDY.domain, STUDY.near, 1.0, 0.5, N, N, 1, "float64")
         point = jax.tree.map(lambda a: a[0], reference.point_at(question, [kernel]))
         doubled = {k: np.concatenate([v[:30], v[:30]]) for k, v in DATA.items()}
         plain = records.load(doubled, STUDY.domain)
         counted = records.Records({k: v[:30] for k, v in plain.columns.items()}, N, np.full(30, 2))
         monkeypatch.setattr(reference, "BLOCK", 7)
         a, b = jnp.array([MEAN]), jnp.array([MEAN + 0.4])
-        turn = jax.jit(kernel.turn)(a, b)
-        lo, hi = jax.jit(STUDY.near.range)(point.anchor, a, b, b - a - turn.direction)
+        known = jax.jit(kernel.known)(a, b)
+        lo, hi = jax.jit(STUDY.near.range)(point.anchor, a, b, b - a - known.along)
         clamp = reference.lattice.clamp_for(lo, hi, question.gamma_scalar, N)
         at = point.body, point.matrix, point.low, point.high
         totals, scalars = [], []
@@ -292,9 +290,9 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
             kept = jax.jit(lambda r: reference.terms(question, r, a))(rows)
             vectors = jax.jit(lambda r: reference.all_vectors(question, r, point.body))(rows)
             for own in (vectors, point.body):
-                total, _ = jax.jit(
-                    lambda r, k, v: reference.scalar_sum(question, r, (a, k), b, turn.direction, clamp, v)
-                )(rows, kept, own)
+                total, _ = jax.jit(lambda r, k, v: reference.scalar_sum(question, r, (a, k), b, known.along, clamp, v))(
+                    rows, kept, own
+                )
                 scalars.append(int(total))
         assert np.array_equal(*totals)
         # Block by block the derivative along v is taken another way, so the last bit of a term may differ.

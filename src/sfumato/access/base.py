@@ -5,7 +5,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sfumato.access.questions import Agreed, Facts, Question, Reply, Terms
-from sfumato.kernel import Draw, Kernel, Langevin, State
+from sfumato.kernel import Draw, Kernel, State
 
 
 class Answers(Protocol):
@@ -75,7 +75,7 @@ class Access(Protocol):
         """Noisy sum of vectors, for a pilot."""
         ...
 
-    def begin(self, kernel: Kernel | Langevin, sigma: float, states: State) -> None:
+    def begin(self, kernel: Kernel, sigma: float, states: State) -> None:
         """Settle kernel and noise."""
         ...
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -37,9 +36,11 @@ from sfumato.access.questions import (
 )
 from sfumato.access.wire import PASSING
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost, OwnerRefused
-from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State, accepts
-from sfumato.kernel.reference import Advance
+from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, ReferenceLangevin, State
+from sfumato.kernel.loop import Transcript
+from sfumato.kernel.step import decide_all, propose_all
 from sfumato.model import Model, derivatives
+from sfumato.vault import lattice
 from sfumato.vault.lattice import choose_gamma
 
 Array: TypeAlias = Any
@@ -50,23 +51,6 @@ RETRIES = 4
 PAUSE = 0.25
 """Seconds before the first of them; doubled each time."""
 LARGEST = 2**62
-
-
-class Rows(NamedTuple):
-    """The adversary's view of some steps: arrays (step, chain, ...).
-
-    As in one compiled run, with `widths` (step, chain, owner) besides: what each owner charged.
-    """
-
-    theta: Array
-    theta_prop: Array
-    d_n_noisy: Array
-    sensitivity: Array
-    accepted: Array
-    t_noisy: Array = None
-    copy_noisy: Array = None
-    sigma: Array = None
-    widths: Array = None
 
 
 class NoBlock(NamedTuple):
@@ -80,7 +64,7 @@ class Steps(NamedTuple):
     """Some rounds, paid for by every owner: see `sfumato.access.base.Answers`."""
 
     states: State
-    transcript: Rows
+    transcript: Transcript
     steps: int
     spent: int
     needed: int = 0
@@ -137,7 +121,7 @@ class Rounds:
         self._released = 0
         self._spent = [0] * len(self._doors)
         self._threads = ThreadPoolExecutor(len(self._doors), thread_name_prefix="sfumato-owner")
-        self._chain: _WalkRounds | _LangevinRounds | _CopyRounds | _ReferenceRounds | None = None
+        self._chain: _Step | _CopyStep | None = None
         self._failure: Exception | None = None
         self._left = 0
         self._statistics: Statistics | None = None
@@ -289,7 +273,7 @@ class Rounds:
 
     # -- the chain ------------------------------------------------------------------------------------------------
 
-    def begin(self, kernel: Kernel | Langevin, sigma: float, states: State) -> None:
+    def begin(self, kernel: Kernel, sigma: float, states: State) -> None:
         """Settle the terms with every owner: sigma is the noise of all of them together."""
         self._failure = None
         self._spent = [0] * len(self._doors)
@@ -331,17 +315,15 @@ class Rounds:
             rows = 2 if kernel.copy_sigma else 1
             self._statistics = Statistics(ask, chains, rows * len(kernel.matrix), self.ahead)
         with jax.enable_x64(True):
-            if isinstance(kernel, ReferenceLangevin):
-                self._chain = _ReferenceRounds(self, self._model, kernel, sigma, gamma, first_gamma)
-            elif isinstance(kernel, Langevin):
-                middle = np.array(agreed[0].middle, np.int64)
-                self._chain = (
-                    _CopyRounds(self, self._model, kernel, first_gamma, middle)
-                    if kernel.copy_sigma
-                    else _LangevinRounds(self, self._model, kernel, sigma, gamma, first_gamma, middle)
-                )
+            first = None
+            if isinstance(kernel, Langevin):
+                middle = np.array(agreed[0].middle, np.int64).astype(np.float64)
+                first = _Statistic(first_gamma, jnp.asarray(self.n * middle * first_gamma) if middle.any() else None)
+            log_prior = self._model.log_prior
+            if isinstance(kernel, Langevin) and kernel.copy_sigma and first is not None:
+                self._chain = _CopyStep(self, log_prior, kernel, first)
             else:
-                self._chain = _WalkRounds(self, self._model, kernel, sigma, gamma)
+                self._chain = _Step(self, log_prior, kernel, sigma, gamma, first)
 
     def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Steps:
         """Take up to `limit` rounds. A failure after the first of them is kept for the next call, so nothing paid is lost."""
@@ -350,7 +332,7 @@ class Rounds:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        rows: list[Rows] = []
+        rows: list[Transcript] = []
         self._spent = [0] * len(self._doors)
         paid = list(self._spent)
         with jax.enable_x64(True):
@@ -367,7 +349,7 @@ class Rounds:
                 paid = list(self._spent)
                 self.step += 1
         columns = zip(*rows, strict=True)
-        joined = Rows(*(None if parts[0] is None else np.stack(parts) for parts in columns))
+        joined = Transcript(*(None if parts[0] is None else np.stack(parts) for parts in columns))
         return Steps(states, joined, len(rows), max(paid))
 
     @property
@@ -421,238 +403,138 @@ def _whole_numbers(numbers: Sequence[int], size: int) -> bool:
     return len(numbers) == size and all(isinstance(x, int) and abs(x) <= LARGEST for x in numbers)
 
 
-class _WalkRounds:
-    """One ratio a round."""
-
-    def __init__(self, rounds: Rounds, model: Model, kernel: Kernel, sigma: float, gamma: float) -> None:
-        self._rounds, self._sigma, self._gamma = rounds, sigma, gamma
-
-        @jax.jit
-        def propose(states: State, draw: Draw) -> Any:
-            theta_prop = jax.vmap(kernel.propose)(states, draw)
-            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
-            possible = jnp.isfinite(log_prior_prop) & jnp.all(jnp.isfinite(theta_prop), axis=-1)
-            return theta_prop, log_prior_prop, possible
-
-        @jax.jit
-        def decide(
-            states: State,
-            draw: Draw,
-            theta_prop: Array,
-            log_prior_prop: Array,
-            d_n_noisy: Array,
-            asked: Array,
-            sigma: Array,
-        ) -> Any:
-            ratio = log_prior_prop - states.log_prior
-            accepted = accepts(draw, d_n_noisy, ratio, jnp.zeros_like(ratio), sigma) & asked
-            return jax.vmap(kernel.update)(states, theta_prop, log_prior_prop, accepted, draw), accepted
-
-        self._propose, self._decide = propose, decide
-
-    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
-        theta_prop, log_prior_prop, possible = self._propose(states, draw)
-        theta, there, asked = (
-            np.asarray(states.theta),
-            np.asarray(theta_prop),
-            self._rounds.may_ask(theta_prop, possible),
-        )
-        answer = _nothing(len(asked), len(self._rounds.doors))
-        if asked.any():
-            asked_there = np.where(asked[:, None], there, theta)
-            question = Ratio(theta=theta.tolist(), theta_prop=asked_there.tolist(), asked=asked.tolist())
-            answer = self._rounds.ask_step("ratio", question, len(asked), self._gamma)
-        d_n_noisy = np.where(answer.answered, answer.numbers.astype(np.float64) * self._gamma, np.nan)
-        sigma = _total_sigma(self._sigma, answer.extra_variance)
-        moved, accepted = self._decide(states, draw, theta_prop, log_prior_prop, d_n_noisy, answer.answered, sigma)
-        row = Rows(
-            theta=np.asarray(moved.theta),
-            theta_prop=there,
-            d_n_noisy=d_n_noisy,
-            sensitivity=answer.widths.max(axis=-1),
-            accepted=np.asarray(accepted),
-            sigma=sigma,
-            widths=answer.widths,
-        )
-        return moved, row
-
-
-class _LangevinRounds:
-    """A statistic, then a correction."""
+class _Step:
+    """One step of all chains over all owners: propose, ask, decide."""
 
     def __init__(
-        self, rounds: Rounds, model: Model, kernel: Langevin, sigma: float, gamma: float, first_gamma: float,
-        middle: np.ndarray,
+        self, rounds: Rounds, log_prior: Callable[[Array], Array], kernel: Kernel, sigma: float, gamma: float,
+        first: "_Statistic | None",
     ) -> None:  # fmt: skip
-        self._rounds, self._sigma, self._gamma = rounds, sigma, gamma
-        self._shift = jax.device_put(rounds.n * middle.astype(np.float64) * first_gamma)
-        shift = self._shift
+        self._rounds, self._sigma, self._gamma, self._first = rounds, sigma, gamma, first
+        self._ask = QUESTIONS[kernel.second]
+        self._kernel = jax.tree.map(lambda part: jnp.asarray(part, jnp.float64), kernel)
+        shift = first.shift if first is not None else None
 
         @jax.jit
-        def propose(states: State, numbers: Array) -> Any:
-            t_noisy = numbers.astype(jnp.float64) * first_gamma + shift
-            theta_prop = jax.vmap(kernel.propose)(states, t_noisy)
-            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
-            turn = jax.vmap(kernel.turn)(states.theta, theta_prop)
-            asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio)
-            asked &= jnp.all(jnp.isfinite(turn.direction), axis=-1)
-            direction = jnp.where(asked[:, None], turn.direction, 0.0)
-            return t_noisy, theta_prop, log_prior_prop, turn.log_ratio, direction, asked
+        def moves(kernel: Kernel, states: State, draw: Draw, numbers: Array) -> tuple[Array, Move]:
+            t_noisy = None if first is None else first.read(numbers)
+            return t_noisy, propose_all(kernel, log_prior, states, draw, t_noisy)
 
         @jax.jit
-        def decide(
-            states: State, draw: Draw, theta_prop: Array, log_prior_prop: Array, log_ratio: Array, direction: Array,
-            numbers: Array, asked: Array,
-        ) -> Any:  # fmt: skip
-            direction = jnp.where(asked[:, None], direction, 0.0)
-            d_n_noisy = jnp.where(asked, numbers.astype(jnp.float64) * gamma - direction @ shift, jnp.nan)
-            accepted = accepts(draw, d_n_noisy, log_ratio, jnp.zeros_like(log_ratio), sigma) & asked
-            moved = State(
-                jnp.where(accepted[:, None], theta_prop, states.theta),
-                jnp.where(accepted, log_prior_prop, states.log_prior),
-                states.direction,
-                states.pending,
-            )
-            return moved, d_n_noisy, accepted
+        def decisions(
+            kernel: Kernel, states: State, draw: Draw, move: Move, numbers: Array, answered: Array, sigma: Array
+        ) -> tuple[State, Array, Array]:
+            heard = lattice.heard(numbers, answered, gamma, sigma)
+            if shift is not None:
+                along = jnp.where(answered[:, None], move.along, 0.0)
+                heard = heard._replace(d_n_noisy=heard.d_n_noisy - along @ shift)
+            moved, accepted = decide_all(kernel, states, draw, move, heard)
+            return moved, accepted, heard.d_n_noisy
 
-        self._propose, self._decide = propose, decide
+        self._propose, self._decide = moves, decisions
 
-    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
-        chains = len(states.theta)
-        t_noisy, theta_prop, log_prior_prop, log_ratio, direction, possible = self._propose(
-            states, self._rounds.statistics().numbers
-        )
-        asked = self._rounds.may_ask(theta_prop, possible)
-        answer = _nothing(chains, len(self._rounds.doors))
+    def step(self, states: State, draw: Draw) -> tuple[State, Transcript]:
+        """Take one; whoever cannot answer raises, and nothing has moved."""
+        rounds, chains = self._rounds, len(states.theta)
+        numbers = None if self._first is None else rounds.statistics().numbers
+        t_noisy, move = self._propose(self._kernel, states, draw, numbers)
+        asked = rounds.may_ask(move.theta_prop, move.possible)
+        answer = _nothing(chains, len(rounds.doors))
         if asked.any():
-            question = Correction(direction=np.asarray(direction).tolist(), asked=asked.tolist())
-            answer = self._rounds.ask_step("correction", question, chains, self._gamma)
-        moved, d_n_noisy, accepted = self._decide(
-            states, draw, theta_prop, log_prior_prop, log_ratio, direction, answer.numbers, answer.answered
+            answer = rounds.ask_step(*self._ask(np.asarray(states.theta), move, asked), chains, self._gamma)
+        sigma = _total_sigma(self._sigma, answer.extra_variance)
+        moved, accepted, d_n_noisy = self._decide(
+            self._kernel, states, draw, move, answer.numbers, answer.answered, sigma
         )
-        row = Rows(
+        row = Transcript(
             theta=np.asarray(moved.theta),
-            theta_prop=np.asarray(theta_prop),
+            theta_prop=np.asarray(move.theta_prop),
             d_n_noisy=np.asarray(d_n_noisy),
             sensitivity=answer.widths.max(axis=-1),
             accepted=np.asarray(accepted),
-            t_noisy=np.asarray(t_noisy),
-            sigma=np.full(chains, self._sigma),
+            sigma=sigma,
+            t_noisy=None if t_noisy is None else np.asarray(t_noisy),
             widths=answer.widths,
         )
         return moved, row
 
 
-class _CopyRounds:
-    """Two copies of the statistic: one moves, the other decides. Both were asked ahead, so a step asks for nothing."""
+class _CopyStep:
+    """The same with two copies of the statistic: one moves, the other decides. Both were asked ahead, so it asks for nothing."""
 
-    def __init__(self, rounds: Rounds, model: Model, kernel: Langevin, gamma: float, middle: np.ndarray) -> None:
-        self._rounds = rounds
-        shift, bound = jax.device_put(rounds.n * middle.astype(np.float64) * gamma), rounds.theta_bound
+    def __init__(
+        self, rounds: Rounds, log_prior: Callable[[Array], Array], kernel: Langevin, first: "_Statistic"
+    ) -> None:
+        self._rounds, bound = rounds, rounds.theta_bound
+        self._kernel = jax.tree.map(lambda part: jnp.asarray(part, jnp.float64), kernel)
 
         @jax.jit
-        def step(states: State, draw: Draw, numbers: Array, widths: Array) -> tuple[State, Rows]:
+        def step(
+            kernel: Langevin, states: State, draw: Draw, numbers: Array, widths: Array
+        ) -> tuple[State, Transcript]:
             chains, dim = states.theta.shape
-            copies = numbers.reshape(chains, 2, dim).astype(jnp.float64) * gamma + shift
+            copies = first.read(numbers.reshape(chains, 2, dim))
             t_noisy, copy_noisy = copies[:, 0], copies[:, 1]
-            theta_prop = jax.vmap(kernel.propose)(states, t_noisy)
-            log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
-            turn = jax.vmap(kernel.turn)(states.theta, theta_prop)
-            d_n_noisy, sigma = jax.vmap(kernel.correct)(turn.direction, copy_noisy)
-            possible = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & jnp.isfinite(d_n_noisy)
+            move = propose_all(kernel, log_prior, states, draw, t_noisy)
+            d_n_noisy, sigma = jax.vmap(kernel.correct)(move.along, copy_noisy)
             # Public, and the same in both directions of a step (`Rounds.may_ask`).
-            possible &= jnp.all(jnp.abs(theta_prop) <= bound, axis=-1)
-            accepted = accepts(draw, d_n_noisy, turn.log_ratio, jnp.zeros(chains), sigma) & possible
-            moved = State(
-                jnp.where(accepted[:, None], theta_prop, states.theta),
-                jnp.where(accepted, log_prior_prop, states.log_prior),
-                states.direction,
-                states.pending,
-            )
-            row = Rows(
+            possible = move.possible & jnp.isfinite(d_n_noisy) & jnp.all(jnp.abs(move.theta_prop) <= bound, axis=-1)
+            heard = Heard(jnp.where(possible, d_n_noisy, jnp.nan), sigma, possible)
+            moved, accepted = decide_all(kernel, states, draw, move, heard)
+            row = Transcript(
                 theta=moved.theta,
-                theta_prop=theta_prop,
-                d_n_noisy=jnp.where(possible, d_n_noisy, jnp.nan),
+                theta_prop=move.theta_prop,
+                d_n_noisy=heard.d_n_noisy,
                 # How far a record can move d_n_noisy; what was charged is for the copy it was made from.
                 sensitivity=jnp.where(possible, widths.max() * sigma / kernel.copy_sigma, 0.0),
                 accepted=accepted,
+                sigma=sigma,
                 t_noisy=t_noisy,
                 copy_noisy=copy_noisy,
-                sigma=sigma,
                 widths=jnp.broadcast_to(widths, (chains, len(widths))),
             )
             return moved, row
 
         self._step = step
 
-    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
-        moved, row = self._step(states, draw, *self._rounds.statistics())
+    def step(self, states: State, draw: Draw) -> tuple[State, Transcript]:
+        """Take one."""
+        moved, row = self._step(self._kernel, states, draw, *self._rounds.statistics())
         return moved, jax.tree.map(np.asarray, row)
 
 
-class _ReferenceRounds:
-    """A noisy gradient at the reference point, then second-order scalars."""
+class _Statistic(NamedTuple):
+    """How to read the owners' statistics: their lattice, and what they were shifted by in all (None where by nothing)."""
 
-    def __init__(
-        self, rounds: Rounds, model: Model, kernel: ReferenceLangevin, sigma: float, gamma: float, first_gamma: float
-    ) -> None:
-        self._rounds, self._sigma, self._gamma = rounds, sigma, gamma
+    gamma: float
+    shift: Array = None
 
-        # As in the compiled loop (`vault.reference.ask`): the reference point as numbers, chain by chain.
-        @jax.jit
-        def propose(theta: Array, numbers: Array, *place: Array) -> tuple[Array, Advance]:
-            def advance(row: tuple[Array, Array]) -> Advance:
-                centre, matrix, information = place
-                here = replace(kernel, centre=centre, matrix=matrix, information=information)
-                return here.advance(*row)
+    def read(self, numbers: Array) -> Array:
+        """From whole numbers to what they stand for."""
+        value = numbers.astype(jnp.float64) * self.gamma
+        return value if self.shift is None else value + self.shift
 
-            t_noisy = numbers.astype(jnp.float64) * first_gamma
-            return t_noisy, jax.lax.map(advance, (theta, t_noisy))
 
-        @jax.jit
-        def decide(
-            states: State, draw: Draw, theta_prop: Array, log_prior_prop: Array, log_ratio: Array, d_n_noisy: Array,
-            asked: Array,
-        ) -> Any:  # fmt: skip
-            accepted = accepts(draw, d_n_noisy, log_ratio, jnp.zeros_like(log_ratio), sigma) & asked
-            moved = State(
-                jnp.where(accepted[:, None], theta_prop, states.theta),
-                jnp.where(accepted, log_prior_prop, states.log_prior),
-                states.direction,
-                states.pending,
-            )
-            return moved, accepted
+def _ratio(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Question]:
+    there = np.where(asked[:, None], move.theta_prop, theta)
+    return "ratio", Ratio(theta=theta.tolist(), theta_prop=there.tolist(), asked=asked.tolist())
 
-        self._propose, self._decide = propose, decide
-        self._place = tuple(
-            jnp.asarray(part, jnp.float64) for part in (kernel.centre, kernel.matrix, kernel.information)
-        )
 
-    def step(self, states: State, draw: Draw) -> tuple[State, Rows]:
-        chains = len(states.theta)
-        t_noisy, move = self._propose(states.theta, self._rounds.statistics().numbers, *self._place)
-        theta_prop, log_prior_prop, log_ratio, slope, possible = move
-        asked, theta = self._rounds.may_ask(theta_prop, possible), np.asarray(states.theta)
-        answer = _nothing(chains, len(self._rounds.doors))
-        if asked.any():
-            there, along = np.where(asked[:, None], theta_prop, theta), np.where(asked[:, None], slope, 0.0)
-            question = Remainder(
-                theta=theta.tolist(), theta_prop=there.tolist(), slope=along.tolist(), asked=asked.tolist()
-            )
-            answer = self._rounds.ask_step("remainder", question, chains, self._gamma)
-        d_n_noisy = np.where(answer.answered, answer.numbers.astype(np.float64) * self._gamma, np.nan)
-        moved, accepted = self._decide(states, draw, theta_prop, log_prior_prop, log_ratio, d_n_noisy, answer.answered)
-        row = Rows(
-            theta=np.asarray(moved.theta),
-            theta_prop=np.asarray(theta_prop),
-            d_n_noisy=d_n_noisy,
-            sensitivity=answer.widths.max(axis=-1),
-            accepted=np.asarray(accepted),
-            t_noisy=np.asarray(t_noisy),
-            sigma=np.full(chains, self._sigma),
-            widths=answer.widths,
-        )
-        return moved, row
+def _correction(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Question]:
+    along = np.where(asked[:, None], move.along, 0.0)
+    return "correction", Correction(direction=along.tolist(), asked=asked.tolist())
+
+
+def _remainder(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Question]:
+    there, along = (np.where(asked[:, None], *pair) for pair in ((move.theta_prop, theta), (move.along, 0.0)))
+    asked_there = {"theta_prop": there.tolist(), "slope": along.tolist()}
+    return "remainder", Remainder(theta=theta.tolist(), asked=asked.tolist(), **asked_there)
+
+
+QUESTIONS: dict[str, Callable[[np.ndarray, Move, np.ndarray], tuple[str, Question]]] = {
+    "ratio": _ratio, "linear": _correction, "remainder": _remainder,
+}  # fmt: skip
+"""What a kernel's `second` query is, as it is asked: its name, and the question."""
 
 
 def _nothing(chains: int, owners: int) -> Added:

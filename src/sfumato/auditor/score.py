@@ -59,7 +59,7 @@ class Digester:
         The kernel, and the noise of a step's scalar.
     """
 
-    def __init__(self, terms: Terms, cast: Cast, pilot: list[Release], kernel: Kernel | Langevin, sigma: float) -> None:
+    def __init__(self, terms: Terms, cast: Cast, pilot: list[Release], kernel: Kernel, sigma: float) -> None:
         self._terms, self._cast, self._sigma = terms, cast, sigma
         self._first_sigma = kernel.proposal_sigma if isinstance(kernel, Langevin) else 1.0
         self._pilot = [(question.sigma, terms.pilot(question, cast.people)) for question in pilot]

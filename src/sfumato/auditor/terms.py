@@ -37,7 +37,7 @@ class Terms:
         vault that forgot to.
     """
 
-    def __init__(self, study: Study, kernel: Kernel | Langevin, n: int, *, clamped: bool = True) -> None:
+    def __init__(self, study: Study, kernel: Kernel, n: int, *, clamped: bool = True) -> None:
         self._study, self._kernel, self._n = study, kernel, n
         self._clamped = clamped and not study.bounds.proven  # a proven range cuts nothing
 
@@ -111,11 +111,11 @@ class Terms:
         vectors = self._vectors_there if isinstance(kernel, ReferenceLangevin) else None
 
         def second_order(batch: Batch, theta: Array, theta_prop: Array) -> Array:
-            along = vectors(batch) @ kernel.turn(theta, theta_prop).direction  # type: ignore[union-attr, misc]
+            along = vectors(batch) @ cast(Langevin, kernel).known(theta, theta_prop).along  # type: ignore[misc]
             return likelihood(theta_prop, batch) - likelihood(theta, batch) - along
 
         def linear(batch: Batch, theta: Array, theta_prop: Array) -> Array:
-            return -(self._firsts(batch) @ kernel.turn(theta, theta_prop).direction)  # type: ignore[union-attr]
+            return -(self._firsts(batch) @ cast(Langevin, kernel).known(theta, theta_prop).along)
 
         def ratio(batch: Batch, theta: Array, theta_prop: Array) -> Array:
             change = likelihood(theta_prop, batch) - likelihood(theta, batch)

@@ -1,22 +1,28 @@
-"""Pure steps: the penalty decision and the walks it is used with."""
+"""Pure steps: the penalty decision, the kernels it is used with, and the compiled loop."""
 
+from sfumato.kernel.base import Kernel, Streams
 from sfumato.kernel.langevin import Langevin
-from sfumato.kernel.penalty import Draw, State, accepts, log_alpha
+from sfumato.kernel.penalty import Draw, Heard, Move, State, Weighed, accepts, decide, log_alpha, propose
 from sfumato.kernel.reference import ReferenceLangevin
 from sfumato.kernel.stream import PublicStream
-from sfumato.kernel.walks import Componentwise, Guided, Kernel, RandomWalk, Streams
+from sfumato.kernel.walks import Componentwise, Guided, RandomWalk
 
 __all__ = [
     "Componentwise",
     "Draw",
     "Guided",
+    "Heard",
     "Kernel",
     "Langevin",
+    "Move",
     "PublicStream",
     "RandomWalk",
     "ReferenceLangevin",
     "State",
     "Streams",
+    "Weighed",
     "accepts",
+    "decide",
     "log_alpha",
+    "propose",
 ]

@@ -24,23 +24,17 @@ chain stays exact. A step costs :math:`D^2(\tfrac h4 + \tfrac1{\xi_2})` wherever
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.kernel.penalty import Array, Draw, State
-from sfumato.kernel.walks import Streams
+from sfumato.kernel.base import Streams, as_tree, move_if
+from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
 
-class Turn(NamedTuple):
-    """What is public about one proposed move: the known part of the log ratio, and the direction of the second query."""
-
-    log_ratio: Array
-    direction: Array
-
-
+@as_tree("matrix")
 @dataclass(frozen=True)
 class Langevin:
     """Langevin steps in the natural parameter.
@@ -59,6 +53,8 @@ class Langevin:
     """
 
     name: ClassVar[str] = "langevin"
+    second: ClassVar[str] = "linear"
+    chain_by_chain: ClassVar[bool] = False
     matrix: np.ndarray
     step: float
     public: Callable[[Array], Array]
@@ -73,23 +69,35 @@ class Langevin:
         """Only the decision is random on the public side: the proposal's noise is the owner's."""
         return Draw(np.zeros((size, 0)), np.zeros(size, np.int32), np.zeros(size), rng.log_u(size))
 
-    def pull(self, theta: Array) -> Array:
+    def drift(self, theta: Array) -> Array:
         """b: the part of the drift that needs no data."""
         return jax.grad(self.public)(theta)
 
-    def propose(self, state: State, t_noisy: Array) -> Array:
+    def propose(self, state: State, draw: Draw, first: Array) -> Array:
         """Move by the noisy statistic (whitened: A' S_n plus noise)."""
         root = jnp.asarray(self.matrix)
-        return state.theta + self.step / 2 * (root @ (root.T @ self.pull(state.theta) + t_noisy))
+        return state.theta + self.step / 2 * (root @ (root.T @ self.drift(state.theta) + first))
 
-    def turn(self, theta: Array, theta_prop: Array) -> Turn:
+    def known(self, theta: Array, theta_prop: Array) -> Weighed:
         """Public part of the log ratio, and u: the second query asks for minus u' (A' S_n)."""
         root, h = jnp.asarray(self.matrix), self.step
-        b_here, b_there = self.pull(theta), self.pull(theta_prop)
+        b_here, b_there = self.drift(theta), self.drift(theta_prop)
         w_here, w_there = root.T @ b_here, root.T @ b_there
-        known = self.public(theta_prop) - self.public(theta) - (theta_prop - theta) @ (b_here + b_there) / 2
-        known -= h / 8 * (jnp.sum(w_there**2) - jnp.sum(w_here**2))
-        return Turn(known, h / 4 * (w_there - w_here))
+        log_ratio = self.public(theta_prop) - self.public(theta) - (theta_prop - theta) @ (b_here + b_there) / 2
+        log_ratio -= h / 8 * (jnp.sum(w_there**2) - jnp.sum(w_here**2))
+        return Weighed(log_ratio, h / 4 * (w_there - w_here))
+
+    def weigh(self, state: State, theta_prop: Array, log_prior_prop: Array) -> Weighed:
+        """The same, of a proposed move: the prior is part of what is public."""
+        return self.known(state.theta, theta_prop)
+
+    def inside(self, theta: Array) -> Array:
+        """Everywhere."""
+        return jnp.asarray(True)
+
+    def update(self, state: State, theta_prop: Array, log_prior_prop: Array, accepted: Array, draw: Draw) -> State:
+        """Move if accepted."""
+        return move_if(accepted, state, theta_prop, log_prior_prop)
 
     def correct(self, direction: Array, copy: Array) -> tuple[Array, Array]:
         """From a second copy: the noisy correction, and the standard deviation of its noise (the same for -direction)."""

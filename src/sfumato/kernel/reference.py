@@ -27,16 +27,18 @@ vectors: so the vault may cut them (`vault.reference`).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.kernel.langevin import Langevin, Turn
-from sfumato.kernel.penalty import Array, State
+from sfumato.kernel.base import as_tree
+from sfumato.kernel.langevin import Langevin
+from sfumato.kernel.penalty import Array, Weighed
 
 
+@as_tree("matrix", "centre", "information")
 @dataclass(frozen=True)
 class ReferenceLangevin(Langevin):
     r"""Langevin steps around a reference point; `public` is the log prior.
@@ -54,6 +56,8 @@ class ReferenceLangevin(Langevin):
         on one record may be useless; a proposal there is rejected without a query, so the target is the posterior on it.
     """
 
+    second: ClassVar[str] = "remainder"
+    chain_by_chain: ClassVar[bool] = True
     largest_step: ClassVar[float] = 2.0
     centre: np.ndarray
     information: np.ndarray
@@ -64,40 +68,22 @@ class ReferenceLangevin(Langevin):
         """Standard deviation of the noise in each coordinate of the first query: the root of 4/h - 1."""
         return float(np.sqrt(4.0 / self.step - 1.0))
 
-    def pull(self, theta: Array) -> Array:
+    def drift(self, theta: Array) -> Array:
         """c: the drift without its data."""
         return jax.grad(self.public)(theta) - jnp.asarray(self.information) @ (theta - jnp.asarray(self.centre))
 
-    def turn(self, theta: Array, theta_prop: Array) -> Turn:
+    def known(self, theta: Array, theta_prop: Array) -> Weighed:
         """Public part of the log ratio, and v: the second query asks for the scalars that go with it."""
         root, h = jnp.asarray(self.matrix), self.step
         kappa = 1.0 / (2.0 - h / 2.0)
         delta = theta_prop - theta
-        here, there = self.pull(theta), self.pull(theta_prop)
+        here, there = self.drift(theta), self.drift(theta_prop)
         white_here, white_there = root.T @ here, root.T @ there
-        known = self.public(theta_prop) - self.public(theta) - kappa * (delta @ (here + there))
-        known -= kappa * h / 4 * (jnp.sum(white_there**2) - jnp.sum(white_here**2))
-        return Turn(known, 2 * kappa * delta + kappa * h / 2 * (root @ (white_there - white_here)))
+        log_ratio = self.public(theta_prop) - self.public(theta) - kappa * (delta @ (here + there))
+        log_ratio -= kappa * h / 4 * (jnp.sum(white_there**2) - jnp.sum(white_here**2))
+        return Weighed(log_ratio, 2 * kappa * delta + kappa * h / 2 * (root @ (white_there - white_here)))
 
     def inside(self, theta: Array) -> Array:
         """Whether a parameter lies in the trust region."""
         away = jnp.linalg.solve(jnp.asarray(self.matrix), theta - jnp.asarray(self.centre))
         return jnp.sum(away**2) <= self.trust**2
-
-    def advance(self, theta: Array, t_noisy: Array) -> "Advance":
-        """From the first answer of a step to its second question, for one chain; `public` is the log prior."""
-        theta_prop = self.propose(State(theta, None, None), t_noisy)
-        turn = self.turn(theta, theta_prop)
-        log_prior_prop = self.public(theta_prop)
-        possible = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & self.inside(theta_prop)
-        return Advance(theta_prop, log_prior_prop, turn.log_ratio, turn.direction, possible)
-
-
-class Advance(NamedTuple):
-    """A proposed move before it is decided: where to, the known part of its log ratio, v, and whether to ask at all."""
-
-    theta_prop: Array
-    log_prior_prop: Array
-    log_ratio: Array
-    slope: Array
-    possible: Array

@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from sfumato.errors import InvalidInput
+from sfumato.kernel.base import Streams
 from sfumato.kernel.penalty import Draw
-from sfumato.kernel.walks import Streams
 
 _SKIP = 65_536
 

@@ -1,68 +1,49 @@
 r"""Walks on :math:`\theta`: the full random walk, one direction at a time, and the guided walk.
 
-A kernel is a frozen description with two pure functions, `propose` and `update`, on one chain; access layers `vmap`
-them over chains and run them unchanged, compiled in process or one round at a time over the wire. Steps are taken in
-units of a public step matrix D (columns are directions, one posterior standard deviation long when the plan is good).
+Steps are taken in units of a public step matrix D (columns are directions, one posterior standard deviation long when the plan
+is good).
 
 All three proposals are symmetric, so ``log_q_ratio`` is zero; the guided walk is symmetric on the lifted space
 (theta, direction) (Gustafson 1998).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import ndtr, ndtri
 
 from sfumato.errors import InvalidInput
-from sfumato.kernel.penalty import Array, Draw, State
+from sfumato.kernel.base import Streams, as_tree, move_if
+from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
 GUIDED_SPREAD = 0.2
 """Guided step lengths are uniform on (0.8, 1.2) times the step: nearly constant lengths waste the least budget."""
 
 
-class Kernel(Protocol):
-    """What a sampler needs of a kernel; see `RandomWalk` for the smallest one."""
+class Walk:
+    """What all walks share: no first query, symmetric proposals, nowhere they do not go."""
 
-    name: ClassVar[str]
+    second: ClassVar[str] = "ratio"
+    chain_by_chain: ClassVar[bool] = False
 
-    @property
-    def matrix(self) -> np.ndarray:
-        """Step matrix; columns are directions."""
-        ...
+    def weigh(self, state: State, theta_prop: Array, log_prior_prop: Array) -> Weighed:
+        """The ratio of the prior; that of the proposal is one."""
+        return Weighed(log_prior_prop - state.log_prior)
 
-    @property
-    def step(self) -> float:
-        """Step length in units of the matrix."""
-        ...
-
-    def draw(self, rng: "Streams", size: int) -> Draw:
-        """Public random numbers for `size` steps of one chain, from that chain's streams."""
-        ...
-
-    def propose(self, state: State, draw: Draw) -> Array:
-        """The proposed parameter."""
-        ...
+    def inside(self, theta: Array) -> Array:
+        """Everywhere."""
+        return jnp.asarray(True)
 
     def update(self, state: State, theta_prop: Array, log_prior_prop: Array, accepted: Array, draw: Draw) -> State:
-        """The next state."""
-        ...
+        """Move if accepted."""
+        return move_if(accepted, state, theta_prop, log_prior_prop)
 
 
-class Streams:
-    """The public stream of one chain: independent generators for steps, directions and decisions."""
-
-    def __init__(self, seed: np.random.SeedSequence) -> None:
-        self.steps, self.directions, self.decisions = (np.random.default_rng(s) for s in seed.spawn(3))
-
-    def log_u(self, size: int) -> np.ndarray:
-        """Logarithms of uniforms on (0, 1]."""
-        return np.log1p(-self.decisions.random(size))
-
-
+@as_tree("matrix")
 @dataclass(frozen=True)
-class RandomWalk:
+class RandomWalk(Walk):
     r"""Random walk :math:`\theta' = \theta + s D z`, z standard normal.
 
     Parameters
@@ -100,17 +81,14 @@ class RandomWalk:
         below = ndtr(-self.truncate / (self.step * np.abs(np.diag(self.matrix))))
         return np.asarray(ndtri(below + uniform * (1 - 2 * below)))
 
-    def propose(self, state: State, draw: Draw) -> Array:
+    def propose(self, state: State, draw: Draw, first: Array = None) -> Array:
         """Theta plus a step in all directions at once."""
         return state.theta + self.step * (jnp.asarray(self.matrix) @ draw.normal)
 
-    def update(self, state: State, theta_prop: Array, log_prior_prop: Array, accepted: Array, draw: Draw) -> State:
-        """Move if accepted."""
-        return _move(state, theta_prop, log_prior_prop, accepted)
 
-
+@as_tree("matrix")
 @dataclass(frozen=True)
-class Componentwise:
+class Componentwise(Walk):
     r"""One direction at a time: :math:`\theta' = \theta + s z D_j`, j uniform, z standard normal.
 
     On a box of records the sensitivity is then that one direction's width, not the sum over all of them.
@@ -125,17 +103,14 @@ class Componentwise:
         index = rng.directions.integers(0, self.matrix.shape[1], size).astype(np.int32)
         return Draw(np.zeros((size, 0)), index, rng.steps.standard_normal(size), rng.log_u(size))
 
-    def propose(self, state: State, draw: Draw) -> Array:
+    def propose(self, state: State, draw: Draw, first: Array = None) -> Array:
         """Theta plus a step along column j."""
         return state.theta + self.step * draw.length * jnp.asarray(self.matrix)[:, draw.index]
 
-    def update(self, state: State, theta_prop: Array, log_prior_prop: Array, accepted: Array, draw: Draw) -> State:
-        """Move if accepted."""
-        return _move(state, theta_prop, log_prior_prop, accepted)
 
-
+@as_tree("matrix")
 @dataclass(frozen=True)
-class Guided:
+class Guided(Walk):
     r"""Guided walk: :math:`\theta' = \theta + p_j \ell s D_j`, keep the sign :math:`p_j` if accepted, flip it if not.
 
     Each column has a sign of its own and columns are chosen at random. Given j, the move from (theta, p_j) to
@@ -153,21 +128,13 @@ class Guided:
         length = rng.steps.uniform(1 - GUIDED_SPREAD, 1 + GUIDED_SPREAD, size)
         return Draw(np.zeros((size, 0)), index, length, rng.log_u(size))
 
-    def propose(self, state: State, draw: Draw) -> Array:
+    def propose(self, state: State, draw: Draw, first: Array = None) -> Array:
         """Theta plus a step along column j, with that column's sign."""
         travel = state.direction[draw.index] * draw.length * self.step
         return state.theta + travel * jnp.asarray(self.matrix)[:, draw.index]
 
     def update(self, state: State, theta_prop: Array, log_prior_prop: Array, accepted: Array, draw: Draw) -> State:
         """Move and go on, or stay and turn round."""
-        moved = _move(state, theta_prop, log_prior_prop, accepted)
+        moved = move_if(accepted, state, theta_prop, log_prior_prop)
         turned = state.direction.at[draw.index].multiply(-1.0)
         return moved._replace(direction=jnp.where(accepted, state.direction, turned))
-
-
-def _move(state: State, theta_prop: Array, log_prior_prop: Array, accepted: Array) -> State:
-    return State(
-        theta=jnp.where(accepted, theta_prop, state.theta),
-        log_prior=jnp.where(accepted, log_prior_prop, state.log_prior),
-        direction=state.direction,
-    )

@@ -369,7 +369,7 @@ def _mean_square(near: Reference, model: Model) -> Callable[..., Array]:
             x, noise, miss = pair
             x_prop = (1 - h / 2) * x + jnp.sqrt(h * (1 - h / 4)) * noise
             theta, theta_prop = (centre + root @ (p + error * miss) for p in (x, x_prop))
-            lag = theta_prop - theta - kernel.turn(theta, theta_prop).direction
+            lag = theta_prop - theta - kernel.known(theta, theta_prop).along
             lo, hi = near.range(anchor, theta, theta_prop, lag)
             return (hi - lo) ** 2
 

@@ -29,6 +29,14 @@ class Rows(NamedTuple):
         return len(next(iter(self.columns.values())))
 
 
+@sealed("unused noise")
+class Fresh(NamedTuple):
+    """Noise of Langevin steps: of vectors (step, chain, coordinate), and of scalars (step, chain)."""
+
+    vectors: Array
+    scalars: Array
+
+
 def add_up(terms: Array, rows: Rows, axis: int) -> Array:
     """Sum of integer terms over rows (along `axis`), each as often as there are people behind it: exact in 64 bits."""
     if rows.counts is None:

@@ -48,7 +48,6 @@ from sfumato.vault.langevin import (
     LangevinQuestion,
     coordinate_ranges,
     exact_scalar,
-    scalar_quanta,
     scalar_width,
 )
 from sfumato.vault.ledger import Account, Block, JournalledAccount
@@ -56,6 +55,7 @@ from sfumato.vault.ledger.account import MAX_CAP
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.packing import pack_lists, packed, unpack, unpacked, x64
 from sfumato.vault.sealed import sealed
+from sfumato.vault.sufficient import scalar_quanta
 
 ROUNDS_PER_BLOCK = 32
 """Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""

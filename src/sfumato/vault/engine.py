@@ -257,7 +257,7 @@ class LocalEngine:
     def _question(self, gamma: float, chains: int) -> scan.Question:
         study, nothing = self._study, cast(Any, None)  # proposals, widths and noise are the desk's
         return scan.Question(
-            study.model, study.domain, nothing, nothing, nothing, gamma, self.n, self.rows, chains, self._precision
+            study.model, study.domain, nothing, nothing, gamma, self.n, self.rows, chains, self._precision
         )
 
     def _ratio_cached(self, spot: Spot) -> Array:

@@ -18,18 +18,16 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sfumato.domain import Domain
 from sfumato.families.base import Family
-from sfumato.kernel import Draw, State, accepts
-from sfumato.kernel.langevin import Langevin
+from sfumato.kernel import Heard, Langevin, Move, State
+from sfumato.kernel.loop import Priced
 from sfumato.model import Model
-from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD, cost_quanta
+from sfumato.privacy.budget import cost_quanta
 from sfumato.vault import lattice, sufficient
-from sfumato.vault.blocks import Rows
-from sfumato.vault.scan import Answered, Transcript, steps_within
-from sfumato.vault.sufficient import evaluation_error, float_error
+from sfumato.vault.blocks import Fresh, Rows
+from sfumato.vault.sufficient import evaluation_error, float_error, scalar_quanta
 
 Array: TypeAlias = Any
 
@@ -110,96 +108,40 @@ def scalar_width(question: LangevinQuestion) -> Callable[[Array], Array]:
     return width
 
 
-def scalar_quanta(widths: Array, asked: Array, sigma: float) -> Array:
-    """Whole quanta of the second queries of all chains; beyond 64 bits it saturates."""
-    quanta = jnp.where(asked, jnp.ceil((widths / sigma) ** 2 * (ROUNDING_GUARD * QUANTA_PER_UNIT)), 0.0)
-    fits = quanta.sum() < 2.0**62
-    return jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), lattice.BEYOND // 2)
-
-
 def exact_scalar(question: LangevinQuestion, total: Array, direction: Array) -> Array:
     """Minus u' W_n of every chain, on the scalar's lattice. Private: never leaves `vault/` without noise."""
     exact = -(direction * question.gamma) @ total.astype(jnp.float64)
     return jnp.round(exact / question.gamma_scalar).astype(jnp.int64)
 
 
-def compile_langevin(question: LangevinQuestion) -> Callable[..., Answered]:  # noqa: PLR0915 (one loop, told in order)
-    """Build the compiled loop: (total, states, draws, noise, scalar_noise, limit, allowance) -> Answered.
+class Corrections:
+    """Statistics and corrections for the compiled loop, from one exact sum (`held`)."""
 
-    A step stops the loop if its second query does not fit: the first answer has then been released and charged, and is
-    kept in the state (`pending`), so that the step goes on where it stopped. It is never drawn anew, which would favour
-    cheap moves, and never counted as a rejection.
-    """
-    kernel, sigma, chains = question.kernel, question.sigma, question.chains
-    gamma, gamma_scalar = question.gamma, question.gamma_scalar
-    lo, hi = coordinate_ranges(question)
-    middle, second_width = (lo + hi) // 2, scalar_width(question)
-    shift = jnp.asarray(question.n * middle.astype(np.float64) * gamma)
-    first = lattice.first_of_all(question.first_cost(), chains)
-    widest = question.widest()
-    dim = len(middle)
+    def __init__(self, question: LangevinQuestion) -> None:
+        self._question, self._widest, self._width = question, question.widest(), scalar_width(question)
+        self._cost = lattice.first_of_all(question.first_cost(), question.chains)
+        lo, hi = coordinate_ranges(question)
+        self._shift = (
+            question.n * ((lo + hi) // 2).astype(np.float64) * question.gamma
+        )  # of all records together: public
 
-    def step(total: Array, states: State, draw: Draw, noise: Array, scalar_noise: Array, left: Array) -> Any:
-        waiting = jnp.isfinite(states.pending[0, 0])
-        fresh = (total + noise).astype(jnp.float64) * gamma + shift
-        t_noisy = jnp.where(waiting, states.pending, fresh)
-        charge = jnp.where(waiting, 0, first)
-        theta_prop = jax.vmap(kernel.propose)(states, t_noisy)
-        log_prior_prop = jax.vmap(question.model.log_prior)(theta_prop)
-        turn = jax.vmap(kernel.turn)(states.theta, theta_prop)
-        widths = jax.vmap(second_width)(turn.direction)
-        asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(turn.log_ratio) & (widths <= widest)
+    def first(self, held: Array, fresh: Fresh) -> tuple[Array, Array]:
+        """The noisy statistic, afresh for every chain."""
+        drawn = (held + fresh.vectors).astype(jnp.float64) * self._question.gamma + self._shift
+        return drawn, jnp.asarray(self._cost)
+
+    def price(self, held: Array, states: State, kept: Array, move: Move) -> Priced:
+        """Widths and cost; a stray move that would be too dear is not asked about (`TOO_DEAR`)."""
+        widths = jax.vmap(self._width)(move.along)
+        asked = move.possible & (widths <= self._widest)
         widths = jnp.where(asked, widths, 0.0)
-        second = scalar_quanta(widths, asked, sigma)
+        return Priced(widths, asked, scalar_quanta(widths, asked, self._question.sigma))
 
-        direction = jnp.where(asked[:, None], turn.direction, 0.0)
-        released = exact_scalar(question, total, direction) + scalar_noise
-        d_n_noisy = jnp.where(asked, released.astype(jnp.float64) * gamma_scalar - direction @ shift, jnp.nan)
-        accepted = accepts(draw, d_n_noisy, turn.log_ratio, jnp.zeros(chains), sigma) & asked
-        moved = State(
-            jnp.where(accepted[:, None], theta_prop, states.theta),
-            jnp.where(accepted, log_prior_prop, states.log_prior),
-            states.direction,
-            jnp.full_like(states.pending, jnp.nan),
-        )
-        row = Transcript(moved.theta, theta_prop, d_n_noisy, widths, accepted)
-        enough_for_first = charge <= left
-        enough = enough_for_first & (second <= left - charge)  # not their sum, which could wrap round
-        return enough_for_first, enough, charge, second, moved, row, t_noisy
-
-    def run(
-        total: Array, states: State, draws: Draw, noise: Array, scalar_noise: Array, limit: Array, allowance: Array
-    ) -> Any:
-        size, most = noise.shape[0], steps_within(limit, draws, noise, scalar_noise)
-        blank = Transcript(
-            theta=jnp.zeros((size, chains, dim)),
-            theta_prop=jnp.zeros((size, chains, dim)),
-            d_n_noisy=jnp.zeros((size, chains)),
-            sensitivity=jnp.zeros((size, chains)),
-            accepted=jnp.zeros((size, chains), bool),
-        )
-        statistics = jnp.zeros((size, chains, dim))
-
-        def goes_on(carry: Any) -> Array:
-            return carry[-1] & (carry[0] < most)
-
-        def body(carry: Any) -> Any:
-            i, states, out, stats, spent, needed, _ = carry
-            draw = jax.tree.map(lambda a: a[i], draws)
-            enough_for_first, enough, charge, second, moved, row, t_noisy = step(
-                total, states, draw, noise[i], scalar_noise[i], allowance - spent
-            )
-            held = states._replace(pending=jnp.where(enough_for_first, t_noisy, states.pending))
-            states = jax.tree.map(lambda a, b: jnp.where(enough, a, b), moved, held)
-            out = jax.tree.map(lambda buffer, value: buffer.at[i].set(jnp.where(enough, value, buffer[i])), out, row)
-            stats = stats.at[i].set(jnp.where(enough_for_first, t_noisy, stats[i]))
-            paid = jnp.where(enough, charge + second, jnp.where(enough_for_first, charge, 0))
-            needed = jnp.where(enough_for_first, second, charge)
-            return i + enough, states, out, stats, spent + paid, needed, enough
-
-        zero = jnp.zeros((), jnp.int64)
-        start = (zero, states, blank, statistics, zero, zero, jnp.asarray(True))
-        steps, states, out, stats, spent, needed, _ = lax.while_loop(goes_on, body, start)
-        return Answered(states, out._replace(t_noisy=stats), steps, spent, needed)
-
-    return jax.jit(run)
+    def answer(
+        self, held: Array, states: State, kept: Any, move: Move, priced: Priced, fresh: Fresh
+    ) -> tuple[Heard, Any]:
+        """The scalars, with noise of their own."""
+        question, along = self._question, jnp.where(priced.answered[:, None], move.along, 0.0)
+        released = exact_scalar(question, held, along) + fresh.scalars
+        heard = lattice.heard(released, priced.answered, question.gamma_scalar, question.sigma)
+        return heard._replace(d_n_noisy=heard.d_n_noisy - along @ self._shift), kept

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 
 from sfumato.errors import InvalidInput
+from sfumato.kernel import Heard
+from sfumato.kernel.loop import Priced
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
 
 Array: TypeAlias = Any
@@ -83,6 +85,19 @@ def cost(clamp: Clamp, gamma: float, sigma: float) -> Array:
     quanta = jnp.where(clamp.admissible, quanta, 0.0)
     fits = quanta.sum() < 2.0**62
     return jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), BEYOND)
+
+
+def priced(clamp: Clamp, possible: Array, gamma: float, sigma: float) -> Priced:
+    """Widths and cost of scalars in these ranges; of moves that are not possible nothing is asked."""
+    clamp = clamp._replace(admissible=clamp.admissible & possible)
+    widths = jnp.where(clamp.admissible, width(clamp, gamma), 0.0)
+    return Priced(widths, clamp.admissible, cost(clamp, gamma, sigma), clamp)
+
+
+def heard(noisy: Array, answered: Array, gamma: float, sigma: Array) -> Heard:
+    """Noisy whole numbers of all chains as what they stand for; not a number where nothing was asked."""
+    value = jnp.where(answered, noisy.astype(jnp.float64) * gamma, jnp.nan)
+    return Heard(value, jnp.broadcast_to(jnp.asarray(sigma, jnp.float64), answered.shape), answered)
 
 
 def first_of_all(quanta: int, chains: int) -> int:

@@ -15,7 +15,7 @@ product of a matrix and a vector. Every record's term is clamped, as an integer,
 the body is made of: where the proof is right no record is cut, and the range needs nothing added for what a cut removes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -28,8 +28,8 @@ from jax import lax
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.haste import hastily
-from sfumato.kernel import Draw, ReferenceLangevin, State, accepts
-from sfumato.kernel.reference import Advance
+from sfumato.kernel import Heard, Move, ReferenceLangevin, State
+from sfumato.kernel.loop import Priced
 from sfumato.model import Model
 from sfumato.privacy.budget import cost_quanta
 from sfumato.sensitivity.body import Body
@@ -37,8 +37,9 @@ from sfumato.sensitivity.gradients import GradientSet
 from sfumato.sensitivity.reference import Reference
 from sfumato.sensitivity.remainder import Anchor
 from sfumato.vault import lattice
-from sfumato.vault.blocks import LEAN, Rows, add_up, sum_over_blocks
-from sfumato.vault.scan import BLOCK, CACHE_TERMS, Answered, Transcript, cast_column, steps_within
+from sfumato.vault.blocks import Fresh, Rows, add_up, sum_over_blocks
+from sfumato.vault.scan import BLOCK, CACHE_TERMS, cast_column
+from sfumato.vault.sealed import sealed
 
 Array: TypeAlias = Any
 
@@ -49,11 +50,9 @@ CACHE_GRADIENTS = 1 << 24
 
 
 class Point(NamedTuple):
-    """A reference point as arrays, one row per chain (chains may have different ones): all public."""
+    """What holds at a reference point, one row per chain (chains may have different ones): all public."""
 
-    centre: Array
     matrix: Array
-    information: Array
     anchor: Anchor
     body: Body
     low: Array
@@ -103,7 +102,6 @@ class ReferenceQuestion:
     domain: Mapping[str, Domain]
     reference: Reference
     step: float
-    trust: float
     sigma: float
     n: int
     rows: int
@@ -130,10 +128,6 @@ class ReferenceQuestion:
         """Whether the terms at the current theta, and the gradients, are kept between steps."""
         dim = self.model.dim
         return self.rows * self.chains <= CACHE_TERMS and self.rows * dim <= CACHE_GRADIENTS
-
-    def kernel(self, centre: Array, matrix: Array, information: Array) -> ReferenceLangevin:
-        """The kernel at a reference point."""
-        return ReferenceLangevin(matrix, self.step, self.model.log_prior, centre, information, self.trust)
 
 
 def first_cost(gradients: GradientSet, sigma: float, gamma: float) -> int:
@@ -169,11 +163,8 @@ def _one_point(question: ReferenceQuestion, kernel: ReferenceLangevin) -> Point:
     low, high = integer_range(proven.gradients, question.gamma, question.n)
     cost = first_cost(proven.gradients, question.proposal_sigma, question.gamma)
     lattice.first_of_all(cost, question.chains)
-    centre, matrix, information = (
-        jnp.asarray(p, jnp.float64) for p in (kernel.centre, kernel.matrix, kernel.information)
-    )
     ends = map(jax.device_put, (low, high, cost))
-    return Point(centre, matrix, information, proven.anchor, proven.body, *ends)
+    return Point(jnp.asarray(kernel.matrix, jnp.float64), proven.anchor, proven.body, *ends)
 
 
 # -- sums over records --------------------------------------------------------------------------------------------------
@@ -259,114 +250,46 @@ def scalar_sum(
 # -- one step, as public and private parts ------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
-    """A proposed move of every chain and its second query: all public."""
+@sealed("records and exact sums")
+class Held(NamedTuple):
+    """What the loop asks: rows, the reference points of all chains, the exact sums there, and vectors that are kept."""
 
-    theta_prop: Array
-    log_prior_prop: Array
-    log_ratio: Array
-    slope: Array
-    clamp: lattice.Clamp
-    quanta: Array
-
-
-def ask(question: ReferenceQuestion, point: Point, states: State, t_noisy: Array) -> Asked:
-    """From the first answers to the second questions, with what they cost all chains together."""
-
-    def advance(row: tuple[Point, Array, Array]) -> Advance:
-        point, theta, t_noisy = row
-        return question.kernel(point.centre, point.matrix, point.information).advance(theta, t_noisy)
-
-    # Chain by chain: faster than all at once, where XLA hands small pieces to threads and waits. Moves and ranges apart, each as
-    # one round at a time computes them (`access.rounds`, `vault.desk`): so the draws are the same to the last bit.
-    move = lax.map(advance, (point, states.theta, t_noisy))
-    lag = move.theta_prop - states.theta - move.slope
-    pairs = point.anchor, states.theta, move.theta_prop, lag
-    lo, hi = lax.map(lambda row: question.reference.range(*row), pairs)
-    # The range of the swapped pair is this one with its ends negated and exchanged: what is not admissible here is not there.
-    clamp = lattice.clamp_for(lo, hi, question.gamma_scalar, question.n)
-    clamp = clamp._replace(admissible=clamp.admissible & move.possible)
-    quanta = lattice.cost(clamp, question.gamma_scalar, question.sigma)
-    return Asked(move.theta_prop, move.log_prior_prop, move.log_ratio, move.slope, clamp, quanta)
+    rows: Rows
+    point: Point
+    totals: Array
+    vectors: Array
 
 
-def compile_reference(question: ReferenceQuestion) -> Callable[..., tuple[Answered, Array]]:  # noqa: PLR0915
-    """Build the compiled loop.
+@dataclass(frozen=True)
+class Remainders:
+    """Gradients and second-order scalars for the compiled loop. `kept` are every record's terms, chain by chain. Private."""
 
-    Returns
-    -------
-    A function (rows, point, totals, vectors, states, kept, draws, noise, scalar_noise, limit, allowance) -> (Answered,
-    kept). A step whose second query does not fit stops the loop: its first answer has been released and charged, and is
-    kept in the state (`pending`), so that the step goes on where it stopped. It is never drawn anew, which would favour
-    cheap moves, and never counted as a rejection.
-    """
-    sigma, chains, gamma, gamma_scalar = question.sigma, question.chains, question.gamma, question.gamma_scalar
+    question: ReferenceQuestion
 
-    def answer(rows: Rows, point: Point, vectors: Array, states: State, kept: Array, asked: Asked) -> Any:
-        one = partial(scalar_sum, question, rows)
-        source, shared = (vectors, vectors.ndim == 2) if question.cached else (point.body, False)
+    def first(self, held: Held, fresh: Fresh) -> tuple[Array, Array]:
+        """The noisy gradient at each chain's reference point."""
+        drawn = (held.totals + fresh.vectors).astype(jnp.float64) * self.question.gamma
+        return drawn, held.point.first.sum()
+
+    def price(self, held: Held, states: State, kept: Array, move: Move) -> Priced:
+        """Integer ranges of the scalars, chain by chain, and their cost.
+
+        The range of the swapped pair is this one with its ends negated and exchanged: what is not admissible here is not there.
+        """
+        question = self.question
+        pairs = held.point.anchor, states.theta, move.theta_prop, move.theta_prop - states.theta - move.along
+        lo, hi = lax.map(lambda row: question.reference.range(*row), pairs)
+        clamp = lattice.clamp_for(lo, hi, question.gamma_scalar, question.n)
+        return lattice.priced(clamp, move.possible, question.gamma_scalar, question.sigma)
+
+    def answer(
+        self, held: Held, states: State, kept: Array, move: Move, priced: Priced, fresh: Fresh
+    ) -> tuple[Heard, Array]:
+        """Sums over all records, with noise."""
+        question, vectors = self.question, held.vectors
+        one = partial(scalar_sum, question, held.rows)
+        source, shared = (vectors, vectors.ndim == 2) if question.cached else (held.point.body, False)
         axes = (0, 0, 0, 0, None if shared else 0)
-        return jax.vmap(one, in_axes=axes)((states.theta, kept), asked.theta_prop, asked.slope, asked.clamp, source)
-
-    def step(data: Any, states: State, kept: Array, draw: Draw, noise: Array, scalar_noise: Array, left: Array) -> Any:
-        rows, point, totals, vectors = data
-        waiting = jnp.isfinite(states.pending[0, 0])
-        t_noisy = jnp.where(waiting, states.pending, (totals + noise).astype(jnp.float64) * gamma)
-        charge = jnp.where(waiting, 0, point.first.sum())
-        asked = ask(question, point, states, t_noisy)
-        admissible = asked.clamp.admissible
-        sums, proposed = answer(rows, point, vectors, states, kept, asked)
-        noisy = (sums + scalar_noise).astype(jnp.float64) * gamma_scalar
-        d_n_noisy = jnp.where(admissible, noisy, jnp.nan)
-        accepted = accepts(draw, d_n_noisy, asked.log_ratio, jnp.zeros(chains), sigma) & admissible
-        moved = State(
-            jnp.where(accepted[:, None], asked.theta_prop, states.theta),
-            jnp.where(accepted, asked.log_prior_prop, states.log_prior),
-            states.direction,
-            jnp.full_like(states.pending, jnp.nan),
-        )
-        new_kept = jnp.where(accepted[:, None], proposed, kept)
-        widths = jnp.where(admissible, lattice.width(asked.clamp, gamma_scalar), 0.0)
-        row = Transcript(moved.theta, asked.theta_prop, d_n_noisy, widths, accepted)
-        # Compared apart: a cost beyond 64 bits is the largest integer there is, and adding to it would wrap round.
-        fits = charge <= left, (charge <= left) & (asked.quanta <= left - charge)
-        return fits, charge, asked.quanta, moved, new_kept, row, t_noisy
-
-    def run(
-        rows: Rows, point: Point, totals: Array, vectors: Array, states: State, kept: Array, draws: Draw,
-        noise: Array, scalar_noise: Array, limit: Array, allowance: Array,
-    ) -> Any:  # fmt: skip
-        size, dim, most = noise.shape[0], question.model.dim, steps_within(limit, draws, noise, scalar_noise)
-        blank = Transcript(
-            theta=jnp.zeros((size, chains, dim)),
-            theta_prop=jnp.zeros((size, chains, dim)),
-            d_n_noisy=jnp.zeros((size, chains)),
-            sensitivity=jnp.zeros((size, chains)),
-            accepted=jnp.zeros((size, chains), bool),
-        )
-        data = rows, point, totals, vectors
-
-        def goes_on(carry: Any) -> Array:
-            return carry[-1] & (carry[0] < most)
-
-        def body(carry: Any) -> Any:
-            i, states, kept, out, stats, spent, needed, _ = carry
-            draw = jax.tree.map(lambda a: a[i], draws)
-            (for_first, for_both), charge, second, moved, new_kept, row, t_noisy = step(
-                data, states, kept, draw, noise[i], scalar_noise[i], allowance - spent
-            )
-            held = states._replace(pending=jnp.where(for_first, t_noisy, states.pending))
-            states = jax.tree.map(lambda a, b: jnp.where(for_both, a, b), moved, held)
-            kept = jnp.where(for_both, new_kept, kept)
-            out = jax.tree.map(lambda buffer, value: buffer.at[i].set(jnp.where(for_both, value, buffer[i])), out, row)
-            stats = stats.at[i].set(jnp.where(for_first, t_noisy, stats[i]))
-            paid = jnp.where(for_both, charge + second, jnp.where(for_first, charge, 0))
-            needed = jnp.where(for_first, second, charge)
-            return i + for_both, states, kept, out, stats, spent + paid, needed, for_both
-
-        zero = jnp.zeros((), jnp.int64)
-        start = (zero, states, kept, blank, jnp.zeros((size, chains, dim)), zero, zero, jnp.asarray(True))
-        steps, states, kept, out, stats, spent, needed, _ = lax.while_loop(goes_on, body, start)
-        return Answered(states, out._replace(t_noisy=stats), steps, spent, needed), kept
-
-    return jax.jit(run, donate_argnums=(5,), compiler_options=None if question.cached else LEAN)
+        asked = (states.theta, kept), move.theta_prop, move.along, priced.clamp
+        sums, proposed = jax.vmap(one, in_axes=axes)(*asked, source)
+        return lattice.heard(sums + fresh.scalars, priced.answered, question.gamma_scalar, question.sigma), proposed

@@ -15,23 +15,23 @@ that is charged.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sfumato.domain import Ball, Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
-from sfumato.kernel import Draw, Kernel, State, accepts
+from sfumato.kernel import Heard, Move, State
+from sfumato.kernel.loop import Priced
 from sfumato.model import Model
 from sfumato.model.base import WHOLE
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
-from sfumato.vault.scan import Answered, Range, Transcript, cast_column, steps_within
+from sfumato.vault.scan import Range, cast_column
 
 Array: TypeAlias = Any
 
@@ -121,11 +121,9 @@ class ScalarQuestion:
 
     family: Family
     model: Model
-    kernel: Kernel
     range: Range
     sigma: float
     n: int
-    chains: int
 
     @property
     def gamma(self) -> float:
@@ -141,71 +139,68 @@ class ScalarQuestion:
         return float(2.0 ** (ceil(log2(max(largest, 1e-300) * self.n)) - SUM_LOG2))
 
 
-def compile_walk(question: ScalarQuestion) -> Callable[..., Answered]:
-    """Build the compiled loop: (total, states, draws, noise, limit, allowance) -> Answered, as `scan.compile_scan` does."""
-    family, model, kernel = question.family, question.model, question.kernel
-    sigma, n, gamma, gamma_sum, chains = question.sigma, question.n, question.gamma, question.gamma_sum, question.chains
-    lo, hi = coordinate_ranges(family, np.eye(family.size), gamma_sum)
-    middle = jnp.asarray((lo + hi) // 2, jnp.float64) * gamma_sum
-    half = jnp.asarray((hi - lo + 2) / 2 * gamma_sum)
-    own_error = jnp.asarray(evaluation_error(family, np.eye(family.size)))
+class Known(NamedTuple):
+    """What is public about a walk's pairs: the direction of every chain's scalar, and its width."""
 
-    def parts(theta: Array) -> tuple[Array, Array]:
-        values = model.constrain(theta)
-        return family.natural(values), family.log_g(values)
+    v: Array
+    public: Array
 
-    def charged(theta: Array, theta_prop: Array, v: Array) -> Array:
+
+class Scalars:
+    """Scalars of a walk on a family for the compiled loop: no pass over the records.
+
+    `held` is the exact sum of statistics, `fresh` a scalar of noise for each chain.
+    """
+
+    def __init__(self, question: ScalarQuestion) -> None:
+        family, gamma = question.family, question.gamma_sum
+        self._question, self._gamma_sum = question, gamma
+        lo, hi = coordinate_ranges(family, np.eye(family.size), gamma)
+        self._middle, self._half = (lo + hi) // 2 * gamma, (hi - lo + 2) / 2 * gamma
+        self._own_error = evaluation_error(family, np.eye(family.size))
+
+    def _parts(self, theta: Array) -> tuple[Array, Array]:
+        values = self._question.model.constrain(theta)
+        return self._question.family.natural(values), self._question.family.log_g(values)
+
+    def _charged(self, theta: Array, theta_prop: Array, v: Array) -> Array:
         """What one record can move the scalar by, rounding included."""
+        question = self._question
         low, high = question.range(theta, theta_prop)
-        error = float_error(family.size) * n * jnp.sum(jnp.abs(v) * half)
-        evaluated = 2 * jnp.sum(jnp.abs(v) * own_error)
-        return (high - low) * (1 + 1e-9) + gamma_sum * jnp.sum(jnp.abs(v)) + 2 * error + evaluated + gamma
+        error = float_error(question.family.size) * question.n * jnp.sum(jnp.abs(v) * self._half)
+        evaluated = 2 * jnp.sum(jnp.abs(v) * self._own_error)
+        rounded = self._gamma_sum * jnp.sum(jnp.abs(v)) + question.gamma
+        return (high - low) * (1 + 1e-9) + rounded + 2 * error + evaluated
 
-    def step(total: Array, states: State, draw: Draw, noise: Array) -> Any:
-        theta_prop = jax.vmap(kernel.propose)(states, draw)
-        log_prior_prop = jax.vmap(model.log_prior)(theta_prop)
-        phi, log_g = jax.vmap(parts)(states.theta)
-        phi_prop, log_g_prop = jax.vmap(parts)(theta_prop)
-        v, public = phi_prop - phi, n * (log_g_prop - log_g)
-        widths = jax.vmap(charged)(states.theta, theta_prop, v)
-        # Outside the prior's support the answer is known without asking; a pair too far apart to be summed in 64 bits is
-        # rejected unasked too. Both rules are symmetric in the pair.
-        reach = n * jnp.sum(jnp.abs(v) * half, axis=1) / gamma
-        asked = jnp.isfinite(log_prior_prop) & jnp.isfinite(widths) & jnp.isfinite(public) & (reach < lattice.SUM_LIMIT)
+    def price(self, held: Array, states: State, kept: Array, move: Move) -> Priced:
+        """Widths and cost.
+
+        A pair too far apart to be summed in 64 bits is rejected unasked, as is one outside the prior's support. Both rules are
+        symmetric in the pair.
+        """
+        question = self._question
+        phi, log_g = jax.vmap(self._parts)(states.theta)
+        phi_prop, log_g_prop = jax.vmap(self._parts)(move.theta_prop)
+        v, public = phi_prop - phi, question.n * (log_g_prop - log_g)
+        widths = jax.vmap(self._charged)(states.theta, move.theta_prop, v)
+        reach = question.n * jnp.sum(jnp.abs(v) * self._half, axis=1) / question.gamma
+        asked = move.possible & jnp.isfinite(widths) & jnp.isfinite(public) & (reach < lattice.SUM_LIMIT)
         widths, v = jnp.where(asked, widths, 0.0), jnp.where(asked[:, None], v, 0.0)
-        quanta = jnp.where(asked, jnp.ceil((widths / sigma) ** 2 * (ROUNDING_GUARD * QUANTA_PER_UNIT)), 0.0)
-        fits = quanta.sum() < 2.0**62
-        charge = jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), lattice.BEYOND)
+        return Priced(widths, asked, scalar_quanta(widths, asked, question.sigma), Known(v, public))
 
-        exact = (v * gamma_sum) @ total.astype(jnp.float64)
-        released = jnp.round(exact / gamma).astype(jnp.int64) + noise
-        d_n_noisy = jnp.where(asked, released.astype(jnp.float64) * gamma + n * (v @ middle) + public, jnp.nan)
-        ratio = log_prior_prop - states.log_prior
-        accepted = accepts(draw, d_n_noisy, ratio, jnp.zeros(chains), sigma) & asked
-        moved = jax.vmap(kernel.update)(states, theta_prop, log_prior_prop, accepted, draw)
-        return charge, moved, Transcript(moved.theta, theta_prop, d_n_noisy, widths, accepted)
+    def answer(
+        self, held: Array, states: State, kept: Any, move: Move, priced: Priced, fresh: Array
+    ) -> tuple[Heard, Any]:
+        """The scalars, with noise, and what is public of the log ratio."""
+        question, known = self._question, priced.clamp
+        exact = (known.v * self._gamma_sum) @ held.astype(jnp.float64)
+        released = jnp.round(exact / question.gamma).astype(jnp.int64) + fresh
+        heard = lattice.heard(released, priced.answered, question.gamma, question.sigma)
+        return heard._replace(d_n_noisy=heard.d_n_noisy + question.n * (known.v @ self._middle) + known.public), kept
 
-    def run(total: Array, states: State, draws: Draw, noise: Array, limit: Array, allowance: Array) -> Answered:
-        size, dim, most = noise.shape[0], model.dim, steps_within(limit, draws, noise)
-        blank = Transcript(
-            theta=jnp.zeros((size, chains, dim)),
-            theta_prop=jnp.zeros((size, chains, dim)),
-            d_n_noisy=jnp.zeros((size, chains)),
-            sensitivity=jnp.zeros((size, chains)),
-            accepted=jnp.zeros((size, chains), bool),
-        )
 
-        def body(carry: Any) -> Any:
-            i, states, out, spent, _, _ = carry
-            charge, moved, row = step(total, states, jax.tree.map(lambda a: a[i], draws), noise[i])
-            enough = charge <= allowance - spent
-            states = jax.tree.map(lambda a, b: jnp.where(enough, a, b), moved, states)
-            out = jax.tree.map(lambda buffer, value: buffer.at[i].set(jnp.where(enough, value, buffer[i])), out, row)
-            return i + enough, states, out, spent + jnp.where(enough, charge, 0), charge, enough
-
-        zero = jnp.zeros((), jnp.int64)
-        start = (zero, states, blank, zero, zero, jnp.asarray(True))
-        steps, states, out, spent, needed, _ = lax.while_loop(lambda c: c[-1] & (c[0] < most), body, start)
-        return Answered(states, out, steps, spent, needed)
-
-    return jax.jit(run)
+def scalar_quanta(widths: Array, asked: Array, sigma: float) -> Array:
+    """Whole quanta of scalars of all chains; beyond 64 bits it saturates."""
+    quanta = jnp.where(asked, jnp.ceil((widths / sigma) ** 2 * (ROUNDING_GUARD * QUANTA_PER_UNIT)), 0.0)
+    fits = quanta.sum() < 2.0**62
+    return jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), lattice.BEYOND)

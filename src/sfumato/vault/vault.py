@@ -7,7 +7,8 @@ after the reservation forfeits it: budget may be wasted, never overspent.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,13 @@ from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State
+from sfumato.kernel.loop import Looped, Transcript, compile_loop
 from sfumato.model import Model, derivatives
 from sfumato.privacy.budget import cost_quanta
 from sfumato.sensitivity import Bounds
 from sfumato.sensitivity.reference import Reference
 from sfumato.vault import langevin, lattice, moments, reference, scan, sufficient
+from sfumato.vault.blocks import LEAN, Fresh, Rows
 from sfumato.vault.kinds import count_kinds
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.ledger.account import MAX_CAP
@@ -38,7 +41,7 @@ class Chunk:
     """Some steps of all chains, paid for: what the sampler keeps, and the block to settle once it is kept safe."""
 
     states: State
-    transcript: scan.Transcript
+    transcript: Transcript
     steps: int
     spent: int
     needed: int
@@ -47,6 +50,27 @@ class Chunk:
     def settle(self) -> None:
         """Give the unspent rest of the block back; call when the transcript is durable."""
         self.block.settle(self.spent)
+
+
+@sealed("unused noise")
+class _Chain(NamedTuple):
+    """A chain that was begun: its compiled loop, and where what it uses up comes from.
+
+    `enter` gives what the loop holds, and what it keeps of the records where the chains are. `fresh` gives noise for so many
+    steps.
+    """
+
+    loop: Callable[..., tuple[Looped, Array]]
+    kernel: Any
+    enter: Callable[[Rows, State], tuple[Any, Array]]
+    fresh: Callable[[int], Any]
+    pools: list[NoisePool]
+
+
+def _two_noises(vectors: NoisePool, scalars: NoisePool, chains: int, dim: int, size: int) -> Fresh:
+    """Noise of so many Langevin steps."""
+    first = vectors.take(size * chains * dim).reshape(size, chains, dim)
+    return Fresh(first, scalars.take(size * chains).reshape(size, chains))
 
 
 @sealed("records and unused noise")
@@ -92,10 +116,8 @@ class Vault:
             self._records = records.on_device()
         self._large = sum(column.size for column in self._records.columns.values()) >= LARGE
         trim(code=self._large)
-        self._pools: list[NoisePool] = []
-        self._run: Callable[[State, Draw, int, int], scan.Answered] | None = None
-        self._enter: Callable[[State], Array] | None = None
-        self._gamma = 0.0
+        self._chain: _Chain | None = None
+        self._held: Any = None
         self._kept: Array = None
         self._sums: dict[str, Callable[..., Array]] = {}
 
@@ -153,19 +175,20 @@ class Vault:
 
     # -- scalars: the chain ---------------------------------------------------------------------------------------
 
-    def begin(self, kernel: Kernel | Langevin, sigma: float, states: State) -> None:
+    def begin(self, kernel: Kernel, sigma: float, states: State) -> None:
         """Settle kernel and noise for the chain to come, and compile its loop."""
         self.close()
         self.forget()
         with jax.enable_x64(True):
+            chains = len(states.theta)
             if isinstance(kernel, ReferenceLangevin):
-                self._begin_reference([kernel], sigma, len(states.theta))
+                self._chain = self._around([kernel], sigma, chains)
             elif isinstance(kernel, Langevin):
-                self._begin_langevin(kernel, sigma, len(states.theta))
+                self._chain = self._on_statistic(kernel, sigma, chains)
             elif self._bounds.statistic and self._family is not None:
-                self._begin_scalar(self._family, kernel, sigma, len(states.theta))
+                self._chain = self._by_scalars(self._family, kernel, sigma, chains)
             else:
-                self._begin_walk(kernel, sigma, len(states.theta))
+                self._chain = self._by_ratios(kernel, sigma, chains)
             self._start_over(states)
         trim(code=self._large)  # of what the first pass took to compile: the loop is compiled at the first chunk
 
@@ -173,119 +196,84 @@ class Vault:
         """The same for chains that have a reference point each (with one step size and one trust region): many runs at once."""
         self.close()
         with jax.enable_x64(True):
-            self._begin_reference(kernels, sigma, len(states.theta))
+            self._chain = self._around(kernels, sigma, len(states.theta))
             self._start_over(states)
 
     def _start_over(self, states: State) -> None:
         """Compute anew what a chain from these states keeps of the records. Private."""
-        if self._enter is None:
+        if self._chain is None:
             raise RuntimeError("Vault.begin must be called before a chain can start.")
-        self._kept = self._enter(states)
+        self._held, self._kept = self._chain.enter(self._records, states)
 
-    def _begin_walk(self, kernel: Kernel, sigma: float, chains: int) -> None:
-        gamma = lattice.choose_gamma(sigma, self.n)
+    def _by_ratios(self, kernel: Kernel, sigma: float, chains: int) -> "_Chain":
+        gamma, range_ = lattice.choose_gamma(sigma, self.n), self._bounds.range_for(self.n)
         question = scan.Question(
-            self._model,
-            self._domain,
-            kernel,
-            self._bounds.range_for(self.n),
-            sigma,
-            gamma,
-            self.n,
-            self.rows,
-            chains,
-            self._precision,
+            self._model, self._domain, range_, sigma, gamma, self.n, self.rows, chains, self._precision
         )
-        pool = NoisePool(self._noise(sigma / gamma, 1))
-        compiled = scan.compile_scan(question)
         terms = jax.jit(lambda r, t: scan.terms(question, r, t))
 
-        def enter(states: State) -> Array:
-            return terms(self._records, states.theta) if question.cached else jnp.zeros((chains, 0))
+        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
+            return rows, terms(rows, states.theta) if question.cached else jnp.zeros((chains, 0))
 
-        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
-            size = len(draws.log_u)
-            noise = pool.take(size * chains).reshape(size, chains)
-            answered, self._kept = compiled(
-                self._records, states, self._kept, draws, jax.device_put(noise), limit, allowance
-            )
-            return answered
+        loop = compile_loop(scan.Ratios(question), self._model.log_prior, options=scan.WIDE)
+        scalars = NoisePool(self._noise(sigma / gamma, 1))
+        return _Chain(loop, kernel, enter, lambda size: scalars.take(size * chains).reshape(size, chains), [scalars])
 
-        self._run, self._enter, self._pools, self._gamma = run, enter, [pool], gamma
-
-    def _begin_scalar(self, family: Family, kernel: Kernel, sigma: float, chains: int) -> None:
+    def _by_scalars(self, family: Family, kernel: Kernel, sigma: float, chains: int) -> "_Chain":
         """Walk on a family: the sum of statistics answers, without a pass over the records."""
-        question = sufficient.ScalarQuestion(family, self._model, kernel, self._bounds.range, sigma, self.n, chains)
+        question = sufficient.ScalarQuestion(family, self._model, self._bounds.range, sigma, self.n)
         root, gamma = np.eye(family.size), question.gamma_sum
         total = sufficient.compile_sum(family, root, gamma, self.n, self._domain, self._precision)
-        pool = NoisePool(self._noise(sigma / question.gamma, 1, records=1))
-        compiled = sufficient.compile_walk(question)
+        loop = compile_loop(sufficient.Scalars(question), self._model.log_prior)
+        scalars = NoisePool(self._noise(sigma / question.gamma, 1, records=1))
 
-        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
-            size = len(draws.log_u)
-            noise = jax.device_put(pool.take(size * chains).reshape(size, chains))
-            return compiled(self._kept, states, draws, noise, limit, allowance)
+        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
+            return total(rows), jnp.zeros((chains, 0))
 
-        self._run, self._pools, self._gamma = run, [pool], question.gamma
-        self._enter = lambda states: total(self._records)
+        return _Chain(loop, kernel, enter, lambda size: scalars.take(size * chains).reshape(size, chains), [scalars])
 
-    def _begin_langevin(self, kernel: Langevin, sigma: float, chains: int) -> None:
+    def _on_statistic(self, kernel: Langevin, sigma: float, chains: int) -> "_Chain":
         if self._family is None:
             raise InvalidInput("kernel='langevin' needs an exponential family such as sf.families.Bernoulli().")
         question = langevin.LangevinQuestion(self._family, self._model, kernel, sigma, self.n, chains)
         total = langevin.compile_sum(question, self._domain, self._precision)
-        dim = kernel.matrix.shape[1]
+        source = langevin.Corrections(question)
+        loop = compile_loop(source, self._model.log_prior, first=source.first)
         # No pass over the records a step: OpenDP's sampler would be all that one waits for.
+        dim = kernel.matrix.shape[1]
         vectors = NoisePool(self._noise(kernel.proposal_sigma / question.gamma, dim, records=1))
         scalars = NoisePool(self._noise(sigma / question.gamma_scalar, 1, records=1))
-        compiled = langevin.compile_langevin(question)
 
-        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
-            size = len(draws.log_u)
-            noise = jax.device_put(vectors.take(size * chains * dim).reshape(size, chains, dim))
-            scalar_noise = jax.device_put(scalars.take(size * chains).reshape(size, chains))
-            return compiled(self._kept, states, draws, noise, scalar_noise, limit, allowance)
+        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
+            return total(rows), jnp.zeros((chains, 0))
 
-        self._run, self._pools, self._gamma = run, [vectors, scalars], question.gamma
-        self._enter = lambda states: total(self._records)
+        return _Chain(loop, kernel, enter, partial(_two_noises, vectors, scalars, chains, dim), [vectors, scalars])
 
-    def _begin_reference(self, kernels: list[ReferenceLangevin], sigma: float, chains: int) -> None:
+    def _around(self, kernels: list[ReferenceLangevin], sigma: float, chains: int) -> "_Chain":
         """One kernel for all chains, or one for each (of the same step and trust region)."""
-        dim, kernel = self._model.dim, kernels[0]
+        dim, one = self._model.dim, len(kernels) == 1
         question = reference.ReferenceQuestion(
-            self._model, self._domain, self._near, kernel.step, kernel.trust, sigma, self.n, self.rows, chains,
-            self._precision,
-        )  # fmt: skip
+            self._model, self._domain, self._near, kernels[0].step, sigma, self.n, self.rows, chains, self._precision
+        )
         point = reference.point_at(question, kernels)
-        at, one = (point.body, point.matrix, point.low, point.high), len(kernels) == 1
+        at = point.body, point.matrix, point.low, point.high
         sums = jax.jit(lambda r, p: jax.lax.map(lambda q: reference.exact_total(question, r, *q), p))
         every = jax.jit(lambda r, b: jax.lax.map(lambda body: reference.all_vectors(question, r, body), b))
         terms = jax.jit(jax.vmap(lambda r, t: reference.terms(question, r, t), (None, 0)))
 
-        def enter(states: State) -> Array:
-            rows = self._records
+        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
             kept_vectors, kept = jnp.zeros((0, dim)), jnp.zeros((chains, 0))
             if question.cached:
                 each = every(rows, jax.tree.map(lambda a: a[:1], point.body) if one else point.body)
                 kept_vectors, kept = each[0] if one else each, terms(rows, states.theta)
-            return sums(rows, at), kept_vectors, kept
+            return reference.Held(rows, point, sums(rows, at), kept_vectors), kept
 
+        source, options = reference.Remainders(question), None if question.cached else LEAN
+        loop = compile_loop(source, self._model.log_prior, first=source.first, each=not one, options=options)
         vectors = NoisePool(self._noise(question.proposal_sigma / question.gamma, dim + 1))
         scalars = NoisePool(self._noise(sigma / question.gamma_scalar, dim + 1))
-        compiled = reference.compile_reference(question)
-
-        def run(states: State, draws: Draw, limit: int, allowance: int) -> scan.Answered:
-            size = len(draws.log_u)
-            noise = jax.device_put(vectors.take(size * chains * dim).reshape(size, chains, dim))
-            scalar_noise = jax.device_put(scalars.take(size * chains).reshape(size, chains))
-            totals, kept_vectors, kept = self._kept
-            answered, kept = compiled(
-                self._records, point, totals, kept_vectors, states, kept, draws, noise, scalar_noise, limit, allowance
-            )
-            self._kept = totals, kept_vectors, kept
-            return answered
-
-        self._run, self._enter, self._pools, self._gamma = run, enter, [vectors, scalars], question.gamma
+        kernel = kernels[0] if one else jax.tree.map(lambda *rows: jnp.stack(rows), *kernels)
+        return _Chain(loop, kernel, enter, partial(_two_noises, vectors, scalars, chains, dim), [vectors, scalars])
 
     def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Chunk:
         """Take up to `limit` steps of every chain.
@@ -306,26 +294,25 @@ class Vault:
         BudgetSpent
             Before anything is computed, if not even `at_least` is left.
         """
-        if self._run is None:
+        if self._chain is None:
             raise RuntimeError("Vault.begin must be called before Vault.chunk.")
+        chain = self._chain
         block = self._account.reserve_up_to(min(max(expected, at_least), MAX_CAP), at_least)
         with jax.enable_x64(True):
-            answered = self._run(states, scan.as_device(draws), limit, block.quanta)
+            fresh = jax.device_put(chain.fresh(len(draws.log_u)))
+            answered, self._kept = chain.loop(
+                self._held, chain.kernel, states, self._kept, jax.device_put(draws), fresh, limit, block.quanta
+            )
             steps = int(answered.steps)
             parts = (None if part is None else np.asarray(part)[:steps] for part in answered.transcript)
-            transcript = scan.Transcript(*parts)
+            transcript = Transcript(*parts)
         needed = min(int(answered.needed), MAX_CAP)  # beyond it no account can pay, and none is asked for more
         return Chunk(answered.states, transcript, steps, int(answered.spent), needed, block)
 
     @property
     def waited(self) -> float:
         """Seconds spent waiting for noise so far."""
-        return sum(pool.waited for pool in self._pools)
-
-    @property
-    def gamma(self) -> float:
-        """Lattice of the running chain."""
-        return self._gamma
+        return sum(pool.waited for pool in self._chain.pools) if self._chain is not None else 0.0
 
     @property
     def rows(self) -> int:
@@ -344,9 +331,9 @@ class Vault:
 
     def close(self) -> None:
         """Stop drawing noise and forget what was kept."""
-        for pool in self._pools:
+        for pool in self._chain.pools if self._chain is not None else ():
             pool.close()
-        self._pools, self._run, self._enter, self._kept = [], None, None, None
+        self._chain = self._held = self._kept = None
 
     def _noise(self, scale: float, coordinates: int, records: int | None = None) -> Source:
         """The source for a query that evaluates so many rows (all of them by default)."""

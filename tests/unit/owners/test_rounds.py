@@ -486,8 +486,8 @@ def test_with_second_copies_a_step_asks_for_nothing_else_and_costs_the_same_ever
     assert np.allclose(rows.sigma, sigma, rtol=1e-6)
     with jax.enable_x64(True):
         before = np.concatenate([np.asarray(states.theta)[None], rows.theta[:-1]])
-        turn = jax.jit(jax.vmap(jax.vmap(case.kernel.turn)))(before, rows.theta_prop)
-    said = -np.einsum("...i,...i", np.asarray(turn.direction), rows.copy_noisy)
+        known = jax.jit(jax.vmap(jax.vmap(case.kernel.known)))(before, rows.theta_prop)
+    said = -np.einsum("...i,...i", np.asarray(known.along), rows.copy_noisy)
     assert np.allclose(said, rows.d_n_noisy, rtol=1e-9, atol=1e-9)
 
 

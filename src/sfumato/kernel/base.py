@@ -1,0 +1,102 @@
+"""What every kernel is: a frozen description with four pure functions on one chain.
+
+A kernel is a tree of arrays to JAX (`as_tree`): its matrices are arguments of compiled programs, so a second chain with other
+numbers compiles nothing, and chains may have a kernel each.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.kernel.penalty import Array, Draw, State, Weighed
+
+K = TypeVar("K")
+
+
+class Kernel(Protocol):
+    """What a chain needs of a kernel; see `sfumato.kernel.walks.RandomWalk` for the smallest one."""
+
+    name: ClassVar[str]
+    second: ClassVar[str]
+    """What is asked about a move: a "ratio" of likelihoods, a number "linear" in the statistic, a "remainder" of second order."""
+    chain_by_chain: ClassVar[bool]
+    """Whether moves are computed one chain after another: faster for long programs, which XLA else cuts into small pieces."""
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Step matrix; columns are directions."""
+        ...
+
+    @property
+    def step(self) -> float:
+        """Step length in units of the matrix."""
+        ...
+
+    def draw(self, rng: "Streams", size: int) -> Draw:
+        """Public random numbers for `size` steps of one chain, from that chain's streams."""
+        ...
+
+    def propose(self, state: State, draw: Draw, first: Array) -> Array:
+        """The proposed parameter, from the answer to the first query if there is one."""
+        ...
+
+    def weigh(self, state: State, theta_prop: Array, log_prior_prop: Array) -> Weighed:
+        """What is known of the log acceptance ratio without asking."""
+        ...
+
+    def inside(self, theta: Array) -> Array:
+        """Whether a parameter lies where the kernel goes: public, and the chain's target is restricted to it."""
+        ...
+
+    def update(self, state: State, theta_prop: Array, log_prior_prop: Array, accepted: Array, draw: Draw) -> State:
+        """The next state."""
+        ...
+
+
+class Streams:
+    """The public stream of one chain: independent generators for steps, directions and decisions."""
+
+    def __init__(self, seed: np.random.SeedSequence) -> None:
+        self.steps, self.directions, self.decisions = (np.random.default_rng(s) for s in seed.spawn(3))
+
+    def log_u(self, size: int) -> np.ndarray:
+        """Logarithms of uniforms on (0, 1]."""
+        return np.log1p(-self.decisions.random(size))
+
+
+def as_tree(*arrays: str) -> Callable[[type[K]], type[K]]:
+    """Class decorator: a frozen dataclass whose named fields are arrays to JAX, and whose others are fixed.
+
+    What JAX hands back while it traces was checked when it was made, so it is not checked again.
+    """
+
+    def register(kind: type[K]) -> type[K]:
+        fixed = [field.name for field in fields(kind) if field.name not in arrays]  # type: ignore[arg-type]
+
+        def flatten(kernel: K) -> tuple[list[Any], tuple[Any, ...]]:
+            return [getattr(kernel, name) for name in arrays], tuple(getattr(kernel, name) for name in fixed)
+
+        def unflatten(rest: tuple[Any, ...], leaves: Any) -> K:
+            kernel = object.__new__(kind)
+            for name, value in (*zip(arrays, leaves, strict=True), *zip(fixed, rest, strict=True)):
+                object.__setattr__(kernel, name, value)
+            return kernel
+
+        jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+        return kind
+
+    return register
+
+
+def move_if(accepted: Array, state: State, theta_prop: Array, log_prior_prop: Array) -> State:
+    """The state after a decision; its direction stays, and nothing is pending any more."""
+    return State(
+        theta=jnp.where(accepted, theta_prop, state.theta),
+        log_prior=jnp.where(accepted, log_prior_prop, state.log_prior),
+        direction=state.direction,
+        pending=None if state.pending is None else jnp.full_like(state.pending, jnp.nan),
+    )
