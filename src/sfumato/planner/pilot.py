@@ -79,16 +79,25 @@ class Answered(NamedTuple):
     score: np.ndarray
     noise: np.ndarray
 
+    @property
+    def precision(self) -> np.ndarray:
+        """Inverse of the noise's covariance; very large where a score is known to be zero."""
+        covariance = self.noise @ self.noise.T
+        exact = np.where(np.diag(covariance) == 0, 1e-9 * np.trace(covariance), 0.0)
+        return forecast.safe_inverse(covariance + np.diag(exact))
+
 
 class Looked(NamedTuple):
     """A noisy gradient of the log posterior in whitened coordinates: the way to the mode in posterior standard deviations.
 
-    `score` is the records' part of it, as it is; `sigma` the noise of each whitened coordinate.
+    `score` is the records' part of it, as it is; `sigma` the noise of each whitened coordinate, `free` how many of them have any:
+    a coordinate that no record speaks of has none.
     """
 
     way: np.ndarray
     score: np.ndarray
     sigma: float
+    free: int
 
     @property
     def square(self) -> float:
@@ -136,8 +145,9 @@ def run_pilot(
         stops early, and keeps what it has not spent.
     """
     limit = 1.0 if most is None else max(most / mu_squared, 1.0)
-    asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), limit, DOUBT**0.5 * widest)
-    guide = _Guide(model, domain, n, bound, known)
+    silent = synthetic.silent(model, domain, start)
+    asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), silent, limit, DOUBT**0.5 * widest)
+    guide = _Guide(model, domain, n, bound, known, silent)
     point = guide.enter(np.clip(start, -bound, bound), covariance)
     try:
         return _placed(asker, guide, _climb(asker, guide, point))
@@ -157,6 +167,7 @@ class _Asker:
     mu_squared: float
     release: Release
     search: Search
+    silent: np.ndarray
     limit: float = 1.0
     widest: float = np.inf
     spent: float = 0.0
@@ -196,9 +207,10 @@ class _Asker:
         """The way to the mode, and its noise."""
         answer, sigma = self.ask("gradient", theta, root, share)
         slope = np.asarray(compiled.prior_derivatives(self.model)(theta)[0])
-        score = np.linalg.solve(root.T, answer)
-        self.answered.append(Answered(theta, score, np.linalg.inv(root).T * sigma))
-        return Looked(answer + root.T @ slope, score, sigma)
+        listen = _listen(root, self.silent)
+        score = listen @ answer
+        self.answered.append(Answered(theta, score, listen * sigma))
+        return Looked(root.T @ (score + slope), score, sigma, int(np.sum(~self.silent)))
 
 
 # -- moving -------------------------------------------------------------------------------------------------------------
@@ -226,6 +238,7 @@ class _Guide:
     n: int
     bound: float
     known: bool
+    silent: np.ndarray
 
     def enter(self, theta: np.ndarray, covariance: np.ndarray | None) -> _Point:
         """The start, with what the plan assumes there."""
@@ -236,6 +249,7 @@ class _Guide:
 
     def at(self, theta: np.ndarray, information: np.ndarray, roughness: float, reached: float = 0.0) -> _Point:
         """A point and its whitening matrix."""
+        information = np.where(self.silent[:, None] | self.silent, 0.0, information)
         precision = forecast.positive(information + forecast.prior_precision(self.model, theta))
         root = np.linalg.cholesky(forecast.safe_inverse(precision))
         return _Point(theta, information, root, roughness, reached)
@@ -282,11 +296,15 @@ class _Guide:
         By made-up records, and by the prior as it is. Where the posterior is curved within the pilot's own error, that error
         says little.
         """
-        batch = synthetic.uniform(self.model, self.domain, point.theta)
-        bends = _bends(self.model, self.n, point.theta, batch, self.kind(point.theta))
-        white = np.linalg.inv(point.root)
         ends = [point.theta + sign * reach * axis for axis in point.root.T for sign in (-1.0, 1.0)]
-        missed = [float(np.linalg.norm(white @ bends(end))) for end in ends]
+        return self.misses(point, ends)
+
+    def misses(self, mode: _Point, starts: Sequence[np.ndarray]) -> float:
+        """How far a Newton step from the worst of these starts misses the mode, in posterior standard deviations."""
+        batch = synthetic.uniform(self.model, self.domain, mode.theta)
+        bends = _bends(self.model, self.n, mode.theta, batch, self.kind(mode.theta))
+        white = np.linalg.inv(mode.root)
+        missed = [float(np.linalg.norm(white @ bends(start))) for start in starts]
         return max((m for m in missed if np.isfinite(m)), default=0.0)
 
     def _straight_for(self, theta: np.ndarray, way: np.ndarray) -> float:
@@ -314,7 +332,7 @@ class _Guide:
 
 def _climb(asker: _Asker, guide: _Guide, point: _Point) -> _Point:
     """Follow gradients, rung after rung, until one of the last rung is no longer than its noise or the budget is used."""
-    dim, rung, moved = len(point.theta), 0, True
+    rung, moved = 0, True
     for _ in range(_STEPS):
         share = LADDER[rung]
         if asker.spent + share + _ROUGH_INFORMATION > asker.limit - _KEPT_BACK:
@@ -322,9 +340,9 @@ def _climb(asker: _Asker, guide: _Guide, point: _Point) -> _Point:
         if moved:
             point = _informed(asker, guide, point)
         looked = asker.gradient(point.theta, point.root, share)
-        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, dim)
+        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, looked.free)
         # Even a gradient that is hardly longer than its noise is worth following if it is longer than noise on average.
-        moved = looked.square > looked.sigma**2 * dim
+        moved = looked.square > looked.sigma**2 * looked.free
         if moved:
             point = guide.move(point, looked)
         if quiet:
@@ -364,18 +382,19 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
             point, rough = _with_information(asker, guide, point, share, _LAST_CLEAR)
         asker.check_width(point)
         looked = asker.gradient(point.theta, point.root, asker.last(point))
-        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, dim)
+        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, looked.free)
         if quiet or asker.limit - asker.spent < _KEPT_BACK:
             break
         point = guide.move(point, looked)  # a surprise, and there is budget to look again
     centre, error = _centre(asker, guide, point)
     # What is left: the noise of the placing gradients, and what the last step missed if the information is off.
     # After a surprise nobody has looked whether the last step led anywhere: all of the distance counts.
-    far = upper_limit(looked.square, looked.sigma, dim)
+    far = upper_limit(looked.square, looked.sigma, looked.free)
     missed = far * min(point.roughness, 1.0) if quiet else far
     final = guide.at(centre, guide.made_up(centre) if guide.known else point.information, 0.0)
-    off_by = (noise_length(error, dim) + missed + guide.bend(final, 2 * error)) / dim**0.5
-    error = float(np.hypot(error, guide.bend(final, error) / dim**0.5))
+    last = guide.misses(final, [point.theta])
+    off_by = (noise_length(error, dim) + missed + last + guide.bend(final, 2 * error)) / dim**0.5
+    error = float(np.linalg.norm([error, last / dim**0.5, guide.bend(final, error) / dim**0.5]))
     picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
     return Piloted(picture, asker.released, bool(quiet and off_by <= FORGIVEN), off_by, asker.spent * asker.mu_squared)
 
@@ -418,7 +437,7 @@ def _together(
     A score :math:`s_k` that was asked at :math:`\theta_k` says :math:`s_k - J(\theta - \theta_k)` of theta; these are averaged
     by the precisions of their noises. The mode is off by :math:`\Sigma` times the average's noise.
     """
-    precisions = [forecast.safe_inverse(a.noise @ a.noise.T) for a in answered]
+    precisions = [a.precision for a in answered]
     spread = forecast.safe_inverse(np.sum(precisions, axis=0))
     moved = [p @ (a.score - information @ (theta - a.theta)) for p, a in zip(precisions, answered, strict=True)]
     root = np.linalg.cholesky(covariance)
@@ -485,6 +504,20 @@ def _straight(
         return bool(np.linalg.norm(white @ bend(a.theta)) < _BENT * noise)
 
     return [a for a in answered[:-1] if near(a)] + answered[-1:]
+
+
+def _listen(root: np.ndarray, silent: np.ndarray) -> np.ndarray:
+    r"""Matrix from a whitened noisy answer :math:`A^\top s + e` to the score s, of which some coordinates are known to be zero.
+
+    The noise of :math:`A^{-\top}(A^\top s + e)` is correlated, so what is heard in a silent coordinate tells of the noise in the
+    others, and is taken off there.
+    """
+    back = np.linalg.inv(root).T
+    if not silent.any():
+        return back
+    covariance = back @ back.T
+    part = covariance[:, silent] @ np.linalg.inv(covariance[np.ix_(silent, silent)])
+    return np.where(silent[:, None], 0.0, back - part @ back[silent])
 
 
 def _bounded(move: np.ndarray, prior_sd: np.ndarray) -> np.ndarray:
