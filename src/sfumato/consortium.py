@@ -27,7 +27,7 @@ from sfumato.access.bundle import BundleDoor
 from sfumato.access.local import check_room, open_door
 from sfumato.access.questions import PROTOCOL, Facts
 from sfumato.access.rounds import Rounds
-from sfumato.begun import check_goes_on, check_model, common_terms, find_model, promises, stated_domain
+from sfumato.begun import check_goes_on, check_model, common_terms, computed, find_model, promises, stated_domain
 from sfumato.bundle import Bundle
 from sfumato.checkpoint import Checkpoint
 from sfumato.domain import Domain
@@ -282,14 +282,14 @@ def sample_owners(
         "kernel": kernel,
         "limit": limit,
     }
-    terms |= common_terms(model, study.model.fingerprint(), domain, wishes.sensitivity)
+    terms |= common_terms(model, study, domain, wishes.sensitivity)
     terms["bundles"] = _bundle_terms(parties, share)
     terms["promises"] = _promises(parties)
     terms["tables"] = {p.name: p.settings() for p in parties if isinstance(p, Local)}
     terms["analysts"] = _analysts(parties)
     with under_way(kept), ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
         if kept is not None:
-            kept.create(terms | {"owners": [party_name(party) for party in parties]})
+            kept.create(terms | {"owners": [party_name(party) for party in parties], "computes": computed(study)})
             refused.callback(kept.abandon)
         doors = [_open(stack, i, parties, studies, model, terms, kept, tick) for i in range(len(parties))]
         check_agree([door.facts for door in doors], study)
@@ -401,7 +401,7 @@ def resume_owners(
     model = model if model is not None else find_model(terms)
     studies = _studies(model, found, stated_domain(terms), sensitivity, terms["kernel"])
     study = studies[0]
-    check_model(terms, study.model.fingerprint())
+    check_model(terms, study)
     stream = PublicStream(terms["seed"], terms["chains"])
     with ExitStack() as stack, ticker(progress) as tick:
         steps = sum(len(saved.transcript["accepted"]) for saved in kept.read())

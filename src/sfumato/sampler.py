@@ -20,7 +20,7 @@ import numpy as np
 from sfumato import watch
 from sfumato.access.base import Access
 from sfumato.access.local import Opened, check_room, open_vault, rows_ahead
-from sfumato.begun import check_goes_on, check_model, common_terms, find_model, stated_domain
+from sfumato.begun import check_goes_on, check_model, common_terms, computed, find_model, stated_domain
 from sfumato.checkpoint import Checkpoint, Saved
 from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak, SfumatoError
@@ -193,7 +193,7 @@ def sample(
     run_id = secrets.token_hex(8)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
     terms = _terms(run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside)
-    terms |= common_terms(model, study.model.fingerprint(), study.domain, sensitivity)
+    terms |= common_terms(model, study, study.domain, sensitivity)
     limit = iteration_limit(study, steps)
     terms |= {"limit": limit, "columns": dict(columns or {}), "own_ledger": ledger is None}
     plan_for = partial(
@@ -202,7 +202,7 @@ def sample(
     )  # fmt: skip
     with under_way(kept), ExitStack() as refused, ExitStack() as stack:
         if kept is not None:
-            kept.create(terms)
+            kept.create(terms | {"computes": computed(study)})
             refused.callback(kept.abandon)
         ahead = _plan_ahead(plan_for, rows_ahead(study, data, columns))
         opened = open_vault(
@@ -292,7 +292,7 @@ def _resume_table(
         raise InvalidInput("a run must be resumed with the ledger it was started with: pass ledger= as then.")
     model = model if model is not None else find_model(terms)
     study = make_study(model, stated_domain(terms), sensitivity, terms["kernel"])
-    check_model(terms, study.model.fingerprint())
+    check_model(terms, study)
     stream = PublicStream(terms["seed"], terms["chains"])
     opened = open_vault(
         study, data, mu=terms["mu"], run_id=terms["run_id"], ledger=ledger, ledger_path=kept.ledger_path,
