@@ -68,7 +68,7 @@ def check_model(terms: Mapping[str, Any], study: Study) -> None:
 
 
 def computed(study: Study) -> list[float]:
-    """Log prior and log-likelihood at a few fixed parameters and made-up records: `check_model` compares them.
+    """Densities at a few fixed parameters and made-up records, and the parameters as users see them, for `check_model`.
 
     The text of a model does not show the variables outside of it that it looks at; these numbers do.
     """
@@ -79,13 +79,13 @@ def computed(study: Study) -> list[float]:
         records[name] = as_model_input(d, d.clamp(d.lo + (d.hi - d.lo) * (share % 1.0).reshape(_TRIED, *d.shape)))
     thetas = 0.5 * np.sin(np.arange(_TRIED)[:, None] + np.arange(1, study.model.dim + 1))
 
-    def both(theta: Any) -> Any:
+    def everything(theta: Any) -> Any:
         terms = jax.vmap(study.model.log_likelihood, (None, 0))(theta, records)
-        return study.model.log_prior(theta), terms
+        return study.model.log_prior(theta), terms, study.model.constrain(theta)
 
     with jax.enable_x64(True):
-        prior, terms = hastily(jax.vmap(both))(jax.device_put(thetas))
-    return [*np.asarray(prior).tolist(), *np.asarray(terms).ravel().tolist()]
+        found = hastily(jax.vmap(everything))(jax.device_put(thetas))
+    return [float(x) for part in jax.tree.leaves(found) for x in np.ravel(part)]
 
 
 def promises(terms: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:

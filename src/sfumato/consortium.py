@@ -422,6 +422,7 @@ def resume_owners(
         chain = sampler._start(study, plan, stream, pilot)
         for saved in kept.read():
             sampler.take_up(chain, saved)
+        sampler.refuse_weak_start(chain, terms)
         if not chain.steps:
             _bring_inside(chain, rounds.theta_bound)
         return _finish(chain, table, terms, kept, tick)

@@ -233,6 +233,7 @@ def resume(
     sensitivity: Any = "certify",
     guess: Mapping[str, Any] | None = None,
     pilot_share: float | None = None,
+    force: bool = False,
     progress: bool | Tick | None = None,
 ) -> Run:
     """Go on with a run that was killed, interrupted, stopped by a full disk, or whose pilot did not arrive.
@@ -250,11 +251,15 @@ def resume(
     guess, pilot_share
         Only for a run whose pilot did not arrive (`NotArrived`): another pilot is run, from the guess or from where the last one
         stopped, for this share of the whole budget.
+    force
+        Begin the chain even if its run was refused after the pilot.
 
     Raises
     ------
     NotArrived
         The pilot is still not near the posterior; without `guess` and `pilot_share` nothing more was spent.
+    PlanTooWeak
+        What the pilot left still promises too little; nothing more was spent.
     CheckpointError
         There is nothing to go on with, or another run is going on in this folder: one at a time.
     """
@@ -262,6 +267,7 @@ def resume(
     kept.check_there()  # before there is a lock in the folder
     with under_way(kept):
         terms = kept.terms()  # once nobody else can add to them
+        terms |= {"force": force or terms.get("force", False)}
         again = Again(guess, pilot_share)
         again.check_needed(terms)
         if "owners" in terms:
@@ -306,6 +312,7 @@ def _resume_table(
             plan, pilot = _pilot(study, first, opened, terms["kernel"], terms["limit"], kept, tick, pilots, force=force)
         chain = _start(study, plan, stream, pilot)
         _replay(chain, kept, opened)
+        refuse_weak_start(chain, terms)
         return _finish(chain, opened, terms, kept, tick)
 
 
@@ -380,6 +387,12 @@ def _refuse_after_pilot(plan: Plan, pilot: Mapping[str, Any]) -> None:
         raise PlanTooWeak(
             f"{error} (The pilot was paid for: {pilot['share']:.0%} of the budget is spent.)", plan
         ) from None
+
+
+def refuse_weak_start(chain: Chain, terms: Mapping[str, Any]) -> None:
+    """Refuse again what was refused after the pilot: a chain that has not begun does not begin by being resumed."""
+    if not chain.steps and not terms["force"]:
+        _refuse_after_pilot(chain.plan, chain.pilot)
 
 
 def _build_kernel(study: Study, plan: Plan) -> Kernel | Langevin:

@@ -264,6 +264,24 @@ def test_what_the_pilot_paid_for_stays(tmp_path, monkeypatch):
         Checkpoint(tmp_path / "run").create({})
 
 
+@pytest.mark.parametrize("over_owners", [False, True])
+def test_what_was_refused_after_the_pilot_does_not_begin_by_being_resumed(tmp_path, over_owners):
+    settings = SETTINGS | {"max_iterations": 20, "epsilon": 0.2, "kernel": "guided"}
+    data = table(500)
+    if over_owners:
+        epsilon, delta = settings.pop("epsilon"), settings.pop("delta")
+        data = [sf.Owner(data, epsilon=epsilon, delta=delta, name="north")]
+    folder = tmp_path / "run"
+    assert sf.sample(coin, data, domain=DOMAIN, checkpoint=folder, progress=False, **settings).plan["hopeless"]
+    for chunk in folder.glob("chunk-*.npz"):
+        chunk.unlink()  # as it stood when the pilot was done
+    edit(folder, seal=True, force=False)
+    with pytest.raises(PlanTooWeak, match="The pilot was paid for"):
+        sf.resume(folder, data, model=coin, progress=False)
+    assert not list(folder.glob("chunk-*.npz"))
+    sf.resume(folder, data, model=coin, force=True, progress=False)
+
+
 def test_a_refusal_leaves_a_ledger_that_was_there_before(tmp_path):
     with sf.Ledger(tmp_path / "ledger.sqlite", epsilon=5.0, delta=1e-5) as ledger:
         for given in ({"ledger": ledger}, {}):
