@@ -7,23 +7,17 @@ half was proven is not exact, whatever the second half's statement says.
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from sfumato.checkpoint import Checkpoint
 from sfumato.domain import Domain, from_dict
 from sfumato.errors import CheckpointError, InvalidInput
-from sfumato.haste import hastily
-from sfumato.model.trials import as_model_input
 from sfumato.planner import budget_mu
 from sfumato.sensitivity import Range
-from sfumato.study import Study
+from sfumato.study import Study, computes_alike
 
 NOTED = {"pilot_notes": True}
 """Of runs whose plan is written down before their pilot, and whose pilot is noted."""
-
-_TRIED = 4  # parameters, and made-up records at each of them, at which two models are compared
-_SAME = 1e-6  # how far, relatively, two computations of one model may be apart: another machine may round otherwise
 
 
 def common_terms(model: Any, study: Study, domain: Mapping[str, Domain] | None, sensitivity: Any) -> dict[str, Any]:
@@ -57,35 +51,18 @@ def check_goes_on(terms: Mapping[str, Any], kept: Checkpoint, sensitivity: Any) 
 
 
 def check_model(terms: Mapping[str, Any], study: Study) -> None:
-    """Refuse another model than the run was begun with: by its text, and by what it computes."""
+    """Refuse another model than the run was begun with."""
     if study.model.fingerprint() != terms["model"]:
         raise CheckpointError("the model is not the one the run was started with; pass the same model=.")
-    if not np.allclose(computed(study), terms["computes"], rtol=_SAME, atol=_SAME, equal_nan=True):
+
+
+def check_computes(terms: Mapping[str, Any], study: Study) -> None:
+    """Refuse a model of the same text that computes something else, on the domain that the run was begun with."""
+    if not computes_alike(study, terms["computes"]):
         raise CheckpointError(
             "the model is written as the one the run was started with, and computes something else: a variable outside of the "
             "function has changed (a prior's scale, a constant?). Set it as it was, or start a new run."
         )
-
-
-def computed(study: Study) -> list[float]:
-    """Densities at a few fixed parameters and made-up records, and the parameters as users see them, for `check_model`.
-
-    The text of a model does not show the variables outside of it that it looks at; these numbers do.
-    """
-    records, turn = {}, 0.0
-    for name, d in study.domain.items():
-        turn += 0.618034  # every entry has another place in its range, in every record
-        share = turn + np.arange(1, _TRIED + 1)[:, None] * 0.381966 + np.arange(d.size) * 0.754878
-        records[name] = as_model_input(d, d.clamp(d.lo + (d.hi - d.lo) * (share % 1.0).reshape(_TRIED, *d.shape)))
-    thetas = 0.5 * np.sin(np.arange(_TRIED)[:, None] + np.arange(1, study.model.dim + 1))
-
-    def everything(theta: Any) -> Any:
-        terms = jax.vmap(study.model.log_likelihood, (None, 0))(theta, records)
-        return study.model.log_prior(theta), terms, study.model.constrain(theta)
-
-    with jax.enable_x64(True):
-        found = hastily(jax.vmap(everything))(jax.device_put(thetas))
-    return [float(x) for part in jax.tree.leaves(found) for x in np.ravel(part)]
 
 
 def promises(terms: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:

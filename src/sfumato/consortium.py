@@ -27,7 +27,7 @@ from sfumato.access.bundle import BundleDoor
 from sfumato.access.local import check_room, open_door
 from sfumato.access.questions import PROTOCOL, Facts
 from sfumato.access.rounds import Rounds
-from sfumato.begun import check_goes_on, check_model, common_terms, computed, find_model, promises, stated_domain
+from sfumato.begun import check_computes, check_goes_on, check_model, common_terms, find_model, promises, stated_domain
 from sfumato.bundle import Bundle
 from sfumato.checkpoint import Checkpoint
 from sfumato.domain import Domain
@@ -48,7 +48,7 @@ from sfumato.privacy.statement import Statement
 from sfumato.progress import Tick, ticker
 from sfumato.raytable import RayTable
 from sfumato.run import Run, StopReason
-from sfumato.study import Study, make_study
+from sfumato.study import Study, computed, make_study
 from sfumato.underway import under_way
 from sfumato.vault.ledger import Ledger
 
@@ -408,6 +408,7 @@ def resume_owners(
         doors = [_open(stack, i, found, studies, model, terms, kept, tick, steps) for i in range(len(found))]
         check_agree([door.facts for door in doors], study)
         _check_facts(doors, terms["facts"])
+        check_computes(terms, study)
         rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=steps)
         stack.callback(rounds.close)
         table = Table(found, studies, rounds)

@@ -20,7 +20,7 @@ import numpy as np
 from sfumato import watch
 from sfumato.access.base import Access
 from sfumato.access.local import Opened, check_room, open_vault, rows_ahead
-from sfumato.begun import check_goes_on, check_model, common_terms, computed, find_model, stated_domain
+from sfumato.begun import check_computes, check_goes_on, check_model, common_terms, find_model, stated_domain
 from sfumato.checkpoint import Checkpoint, Saved
 from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak, SfumatoError
@@ -41,7 +41,7 @@ from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import Statement
 from sfumato.progress import Tick, ticker
 from sfumato.run import Run, StopReason
-from sfumato.study import Study, make_study
+from sfumato.study import Study, computed, make_study
 from sfumato.underway import under_way
 from sfumato.vault.ledger import Block, Ledger
 from sfumato.vault.trim import forget_compiled
@@ -299,6 +299,7 @@ def _resume_table(
     model = model if model is not None else find_model(terms)
     study = make_study(model, stated_domain(terms), sensitivity, terms["kernel"])
     check_model(terms, study)
+    check_computes(terms, study)
     stream = PublicStream(terms["seed"], terms["chains"])
     opened = open_vault(
         study, data, mu=terms["mu"], run_id=terms["run_id"], ledger=ledger, ledger_path=kept.ledger_path,
