@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.special import ndtri
+from scipy.stats import chi2
 
 from sfumato import watch
 
@@ -28,6 +29,8 @@ PRIORS = 2.0
 """The same in a direction of which the prior alone knows: its slope is taken where the plan's centre is, and priors bend."""
 NARROW = 0.25
 """Share of the planned width that a short chain must have seen."""
+IMPLIED = 0.7
+"""Share of the variance implied by the answers that the chains must have seen, beyond chance: posteriors are not quite normal."""
 FEWER, MORE = 0.5, 1 / 3
 """Acceptance below this share of the planned one, rejections of a walk below that share of the planned ones: worth a word."""
 BLOCKS = 10
@@ -133,6 +136,10 @@ def _not_there(run: "Run", rows: "list[Row]") -> list[str]:
         found.append(
             f"The chains saw {narrowest:.0%} of the planned posterior's width in some direction: too short to mix."
         )
+    if least < GOOD_ESS and (seen := _share_of_implied(run, least)) < 1:
+        found.append(
+            f"The chains saw {seen:.0%} of the width that the released answers imply in some direction: too short to mix."
+        )
     mode = watch.implied_mode(run.transcript, run.plan)
     if not np.linalg.eigvalsh(mode.precision)[0] > 0:
         return found
@@ -148,6 +155,26 @@ def _not_there(run: "Run", rows: "list[Row]") -> list[str]:
             f"{chance[worst]:.1f} could be chance."
         )
     return found
+
+
+def _share_of_implied(run: "Run", least: float) -> float:
+    """Share of the width that the curvature in the released answers implies which the chains saw; 1 if all, up to chance.
+
+    Where the planned width is too small, the steps are, too: chains may agree with each other long before they have seen all.
+    """
+    x, kept = kept_white(run), {name: values[:, run.discarded :] for name, values in run.transcript.items()}
+    curvature = None if x is None else watch.implied_curvature(kept, run.plan)
+    if x is None or curvature is None:
+        return 1.0
+    dim = x.shape[2]
+    own, prior = np.atleast_2d(np.cov(x.reshape(-1, dim), rowvar=False)), np.asarray(run.plan["prior_share"])
+    noise, chance = -float(ndtri(watch.FALSE_ALARM / dim)), float(chi2.ppf(watch.FALSE_ALARM / dim, least)) / least
+    seen = []
+    for axis in np.linalg.eigh(curvature.matrix)[1].T:
+        value, error = curvature.along(axis)
+        most = max(value + noise * error, 0.0) + (1 + PRIORS) * float(axis**2 @ prior)
+        seen.append(float(axis @ own @ axis) * most)
+    return 1.0 if min(seen) >= IMPLIED * chance else math.sqrt(min(seen))
 
 
 def _distance(x: np.ndarray, offset: np.ndarray, statistics: bool) -> np.ndarray:
@@ -183,6 +210,11 @@ def _doubts(run: "Run", rows: "list[Row]") -> list[str]:
     if least < GOOD_ESS or not tail >= GOOD_ESS:
         shown = "unknown" if math.isnan(tail) else f"{tail:.0f}"
         found.append(f"Few effective draws: bulk {least:.0f}, tail {shown} ({GOOD_ESS:.0f} of each are good).")
+    if least >= GOOD_ESS and (seen := _share_of_implied(run, least)) < 1:
+        found.append(
+            f"The chains saw {seen:.0%} of the width that the released answers imply in some direction: they are too short, "
+            "or the posterior is cut off by the trust region, or far from normal."
+        )
     return found + _odd_acceptance(run)
 
 

@@ -33,7 +33,7 @@ def walk(rng, mode, start, steps=600, step=0.8, sigma=1.5, curve=1.0, move=True,
     kept = {name: [] for name in ("theta", "theta_prop", "d_n_noisy", "accepted")}
     for _ in range(steps):
         there = x + step * rng.standard_normal((chains, dim))
-        exact = curve * (((x - mode) ** 2).sum(1) - ((there - mode) ** 2).sum(1)) / 2
+        exact = (curve * ((x - mode) ** 2 - (there - mode) ** 2)).sum(1) / 2
         noisy = exact + sigma * rng.standard_normal(chains)
         accepted = (np.log(rng.random(chains)) < noisy - sigma**2 / 2) & move
         x = np.where(accepted[:, None], there, x)
@@ -55,11 +55,11 @@ def langevin(rng, mode, start, steps=400, h=0.5, curve=1.0, trust=11.0, sigma=SI
         t_noisy = curve * mode + noise * rng.standard_normal((chains, dim))
         there = x + h / 2 * (t_noisy - x)
         delta, ahead = there - x, curve * mode
-        log_q = -2 * kappa * (delta @ ahead) - kappa * h / 2 * ((x - there) @ ahead)
-        log_q += kappa * (delta * (x + there)).sum(1) - kappa * h / 4 * ((there**2).sum(1) - (x**2).sum(1))
-        exact = curve * (((x - mode) ** 2).sum(1) - ((there - mode) ** 2).sum(1)) / 2 + log_q
+        known = kappa * (delta * (x + there)).sum(1) - kappa * h / 4 * ((there**2).sum(1) - (x**2).sum(1))
+        exact = (curve * ((x - mode) ** 2 - (there - mode) ** 2)).sum(1) / 2
+        exact -= 2 * kappa * (delta @ ahead) + kappa * h / 2 * ((x - there) @ ahead)
         noisy = exact + sigma * rng.standard_normal(chains)
-        accepted = np.log(rng.random(chains)) < noisy - sigma**2 / 2
+        accepted = np.log(rng.random(chains)) < noisy + known - sigma**2 / 2
         accepted &= (there**2).sum(1) <= trust**2
         x = np.where(accepted[:, None], there, x)
         for name, value in zip(kept, (x, there, noisy, accepted, t_noisy), strict=True):
@@ -125,6 +125,25 @@ def test_a_picture_that_is_off_by_two_raises_no_alarm(curve):
         rng = np.random.default_rng(seed)
         run = run_of(*langevin(rng, rng.normal(0, 1.0, 3), starts(rng, 3), steps=1000, curve=curve))
         assert run.verdict.usable, (seed, run.verdict)
+
+
+def test_chains_that_agree_long_before_they_have_seen_all_are_caught():
+    """Where the planned width is a fifth of the true one, a short chain may look mixed, with a hundred effective draws."""
+    told = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        run = run_of(*langevin(rng, 0.0, starts(rng, 1), steps=200, h=1.5, curve=0.04))
+        assert run.draws["b"].std() * 0.2 < 0.5
+        assert not run.verdict.usable or "that the released answers imply" in words(run), (seed, run.verdict)
+        told += "The chains do not agree" not in words(run)
+    assert told > 2
+
+
+def test_a_posterior_that_the_trust_region_cuts_off_is_not_good():
+    rng = np.random.default_rng(0)
+    run = run_of(*langevin(rng, 0.0, starts(rng, 1), steps=20_000, h=1.5, curve=0.01))
+    assert run.draws["b"].std() < 7 and "cut off by the trust region" in words(run)
+    assert run.verdict.level == "rough"
 
 
 def test_one_chain_is_rough_at_best():
