@@ -19,7 +19,7 @@ from sfumato.pilotlog import PilotLog
 from sfumato.planner import Plan, run_pilot
 from sfumato.planner.advice import ways_out
 from sfumato.planner.forecast import Picture
-from sfumato.planner.plan import ENOUGH_ESS, PILOT_SHARE, knows_information
+from sfumato.planner.plan import PILOT_SHARE, knows_information
 from sfumato.study import Study
 
 _ROOM = 0.999  # of the share that a pilot asks for: charges are rounded up
@@ -89,7 +89,7 @@ def find_start(
         Whether the chain begins whatever the pilot finds: then no pilot stops early.
     """
     picture, spent = plan.picture, 0.0
-    widest = np.inf if force else plan.mu / (ENOUGH_ESS * plan.chains) ** 0.5
+    widest = np.inf if force else plan.mu / plan.enough_ess**0.5
     releases: list[dict[str, Any]] = []
     for pilot in pilots:
         if pilot["start"] is not None:
@@ -122,12 +122,12 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
     numbers = {"off_by": about["off_by"], "spent": spent * plan.mu**2, "left": (1 - spent) * plan.mu**2}
     paid = f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left."
     if "limit" in about:
-        limit, wanted = about["limit"], ENOUGH_ESS * plan.chains
+        limit, wanted = about["limit"], plan.enough_ess
         epsilon, n = plan.would_do(wanted / limit)
         raise NotArrived(
             f"a chain needs {wanted:g} effective draws in all, and the pilot saw early on that no sampler can get more "
             f"than about {limit:.2g} from this budget. {paid}",
-            f"{ways_out(epsilon, n, plan.hint)} force=True samples all the same.",
+            f"{ways_out(epsilon, n, plan.hint, plan.fewer_chains_would_do)} force=True samples all the same.",
             limit=limit,
             **numbers,
         )

@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato import verdict
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
 from sfumato.planner import efficiency, synthetic
 from sfumato.planner.plan import asked_steps
@@ -122,8 +123,18 @@ def test_a_weak_plan_is_refused_before_money_is_spent_with_three_ways_out(tmp_pa
         assert ledger.spent == 0
     message = str(caught.value)
     assert caught.value.plan.weak
-    for part in ("epsilon of about", "records at the same", "fewer chains", "force=True"):
+    for part in ("epsilon of about", "records at the same", "a tighter domain", "force=True"):
         assert part in message
+
+
+def test_a_plan_promises_at_least_what_a_verdict_asks_for_however_few_the_chains():
+    plan = sf.plan(sf.families.Bernoulli(), n=3000, epsilon=0.8, delta=1e-6)
+    for chains in (1, 2, 3, 4, 8):
+        least = max(verdict.LEAST_ESS, verdict.LEAST_ESS_A_CHAIN * chains)
+        with pytest.raises(PlanTooWeak) as caught:
+            replace(plan, chains=chains, forecast_ess=1.2 * least, band=None).refuse_if_weak()
+        replace(plan, chains=chains, forecast_ess=1.26 * least, band=None).refuse_if_weak()
+        assert ("fewer chains" in str(caught.value)) == (chains > 4)  # else it is no way out
 
 
 def test_what_is_advised_after_a_pilot_is_more_than_what_was_refused():

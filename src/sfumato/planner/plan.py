@@ -31,6 +31,10 @@ FAMILY_PILOT_SHARE = 0.03
 """The same for a regular family, whose information is public: three gradients are enough."""
 ENOUGH_ESS = 5.0
 """Effective draws per chain below which a chain cannot be told from one that never mixed."""
+ENOUGH_IN_ALL = 20.0
+"""The same for all chains together, however few: a little more than the least that a verdict lets anybody use."""
+ENOUGH = f"{ENOUGH_ESS:g} a chain, and {ENOUGH_IN_ALL:g} at the least"
+"""Both in words."""
 MAX_ITERATIONS = 10_000
 """Default limit on steps per chain where each is a pass over the records."""
 MAX_FAMILY_ITERATIONS = 50_000
@@ -103,14 +107,19 @@ class Plan:
         return self.forecast_ess / self.limit_ess
 
     @property
+    def enough_ess(self) -> float:
+        """Effective draws that the chains must promise together."""
+        return max(ENOUGH_IN_ALL, ENOUGH_ESS * self.chains)
+
+    @property
     def weak(self) -> bool:
         """Whether the forecast says the chain cannot mix."""
-        return self.forecast_ess < ENOUGH_ESS * self.chains
+        return self.forecast_ess < self.enough_ess
 
     @property
     def hopeless(self) -> bool:
         """Whether that is so for most parameters of the prior: then nothing is spent to find out."""
-        return (self.forecast_ess if self.band is None else self.band[1]) < ENOUGH_ESS * self.chains
+        return (self.forecast_ess if self.band is None else self.band[1]) < self.enough_ess
 
     def build_kernel(self) -> Kernel:
         """The walk, ready to run."""
@@ -124,9 +133,9 @@ class Plan:
             return
         epsilon, n = self.would_do(self._short_by)
         raise PlanTooWeak(
-            f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
+            f"a plan must promise {self.enough_ess:g} effective draws in all ({ENOUGH}); this budget "
             f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
-            f"{ways_out(epsilon, n, self.hint)} force=True samples all the same"
+            f"{ways_out(epsilon, n, self.hint, self.fewer_chains_would_do)} force=True samples all the same"
             + (
                 "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
                 if self.family
@@ -136,9 +145,14 @@ class Plan:
         )
 
     @property
+    def fewer_chains_would_do(self) -> bool:
+        """Whether fewer chains would have to promise less."""
+        return self.enough_ess > ENOUGH_IN_ALL
+
+    @property
     def _short_by(self) -> float:
         """How many times as many effective draws a weak plan would need."""
-        return ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
+        return self.enough_ess / max(self.forecast_ess, 1e-12)
 
     def would_do(self, factor: float) -> tuple[float, int]:
         """An epsilon on the same records, or a number of records at the same epsilon, for so many times the effective draws."""
@@ -196,11 +210,9 @@ class Plan:
         if not self.weak:
             return []
         if not self.hopeless:
-            return [
-                ("weak", f"fewer than {ENOUGH_ESS * self.chains:g} draws if theta is near there; the pilot will tell")
-            ]
+            return [("weak", f"fewer than {self.enough_ess:g} draws if theta is near there; the pilot will tell")]
         epsilon, n = self.would_do(self._short_by)
-        words = f"sample refuses this plan: it needs {ENOUGH_ESS * self.chains:g} effective draws ({ENOUGH_ESS:g} a chain); "
+        words = f"sample refuses this plan: it needs {self.enough_ess:g} effective draws ({ENOUGH}); "
         return [("too weak", words + would_do(epsilon, n, self.hint))]
 
     def __str__(self) -> str:
