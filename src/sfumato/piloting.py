@@ -19,6 +19,7 @@ from sfumato.pilotlog import PilotLog
 from sfumato.planner import Plan, run_pilot
 from sfumato.planner.advice import ways_out
 from sfumato.planner.forecast import Picture
+from sfumato.planner.pilot import FORGIVEN
 from sfumato.planner.plan import PILOT_SHARE, knows_information
 from sfumato.study import Study
 
@@ -127,7 +128,7 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
         raise NotArrived(
             f"a chain needs {wanted:g} effective draws in all, and the pilot saw early on that no sampler can get more "
             f"than about {limit:.2g} from this budget. {paid}",
-            f"{ways_out(epsilon, n, plan.hint, plan.fewer_chains_would_do)} force=True samples all the same.",
+            f"{ways_out(epsilon, n, plan.hint, fewer_chains=plan.fewer_chains_would_do)} force=True samples all the same.",
             limit=limit,
             **numbers,
         )
@@ -138,9 +139,13 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
         else "Start a new run with a guess= of where the parameters are, or with a larger pilot_share= (checkpoint= would have "
         "kept this one)"
     )
+    where = (
+        f"is up to {about['off_by']:.3g} posterior standard deviations off"
+        if about["off_by"] > FORGIVEN
+        else "is not where it believed to be: its last gradient is longer than noise and the step before it explain"
+    )
     raise NotArrived(
-        f"a chain starts near the posterior, and the pilot is up to {about['off_by']:.3g} posterior standard deviations off. "
-        f"{paid}",
+        f"a chain starts near the posterior, and the pilot {where}. {paid}",
         f"{way_on}; a larger epsilon, more records or a tighter domain help too. force=True samples all the same.",
         **numbers,
     )

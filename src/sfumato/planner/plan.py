@@ -39,6 +39,8 @@ MAX_ITERATIONS = 10_000
 """Default limit on steps per chain where each is a pass over the records."""
 MAX_FAMILY_ITERATIONS = 50_000
 """Default limit where the sum of statistics answers."""
+GUESSED = "the guess given"
+"""What a plan with a guess rests on."""
 KERNEL_NAMES = ("auto", *forecast.KERNELS, Langevin.name)
 
 
@@ -132,10 +134,11 @@ class Plan:
         if not self.hopeless:
             return
         epsilon, n = self.would_do(self._short_by)
+        ways = ways_out(epsilon, n, self.hint, fewer_chains=self.fewer_chains_would_do, guess=self._another_guess)
         raise PlanTooWeak(
             f"a plan must promise {self.enough_ess:g} effective draws in all ({ENOUGH}); this budget "
             f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
-            f"{ways_out(epsilon, n, self.hint, self.fewer_chains_would_do)} force=True samples all the same"
+            f"{ways} force=True samples all the same"
             + (
                 "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
                 if self.family
@@ -148,6 +151,14 @@ class Plan:
     def fewer_chains_would_do(self) -> bool:
         """Whether fewer chains would have to promise less."""
         return self.enough_ess > ENOUGH_IN_ALL
+
+    @property
+    def _another_guess(self) -> str:
+        """Before a pilot the forecast is that of a place which the posterior may be nowhere near."""
+        if self.band is None:
+            return ""
+        near, known = self.assumptions[0], GUESSED in self.assumptions[0]
+        return f"{'another' if known else 'a'} guess= of where the parameters are, if you have one (this plan rests on {near})"
 
     @property
     def _short_by(self) -> float:
@@ -514,7 +525,7 @@ def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, 
     # Log-densities may have a kink at round values such as zero, where a derivative is only formally defined.
     nudge = 1e-4 * np.std(draws, axis=0)
     if guess is not None:
-        return theta_of(model, guess, "guess") + nudge, "the guess given"
+        return theta_of(model, guess, "guess") + nudge, GUESSED
     median = _settled(model, np.median(draws, axis=0), np.std(draws, axis=0))
     density = compiled.prior_density(model)
     if density(jax.device_put(median)) >= np.median([density(jax.device_put(draw)) for draw in draws[::20]]):
