@@ -66,6 +66,29 @@ def test_a_run_whose_limit_is_hopeless_stops_early_and_says_what_would_do(owners
     assert "epsilon" in str(error) and "records" in str(error)
 
 
+def test_no_pilot_gives_up_by_what_it_sees_from_far_away():
+    """Where the scale is unknown, scores are many times as long 50 standard deviations off; the limit is about 30 draws."""
+
+    def scaled(y):
+        mean, scale = numpyro.sample("mean", dist.Normal(0.0, 30.0)), numpyro.sample("scale", dist.HalfNormal(5.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    for _ in range(8):  # one in three gave up
+        with pytest.raises(NotArrived) as caught:
+            sf.sample(
+                scaled,
+                TABLE,
+                domain=DOMAIN,
+                epsilon=4.0,
+                delta=1e-6,
+                pilot_share=0.01,
+                max_iterations=50,
+                progress=False,
+            )
+        assert caught.value.limit is None
+
+
 def test_forced_to_go_on_the_run_says_do_not_use():
     run = sf.sample(height, TABLE, domain=DOMAIN, **BUDGET, pilot_share=0.002, force=True, **SHORT)
     assert run.verdict.level == "unusable"

@@ -50,6 +50,7 @@ _BENDS = 4.0  # factor by which a step may change the information along it
 _KINKED = 0.3  # information over outer products on made-up records, where it is less the program has kinks
 _MARGIN = 1.0 + 2.0**-10
 _FAR = 6.0  # posterior standard deviations, root mean square: from further away a gradient says nothing of the mode
+_OPEN = 4.0  # posterior standard deviations of noise in a gradient, from where the limit may be better elsewhere in proportion
 _BENT = 0.25  # of the noise: a Newton step may miss by so much, because the log posterior is no parabola, and still be heard
 _CLIMB_STEPS = 100  # to the top of a parabola plus the log prior
 _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave the region the prior believes in
@@ -159,6 +160,7 @@ class _Asker:
     search: Search
     limit: float = 1.0
     widest: float = np.inf
+    noise: float = np.inf
     spent: float = 0.0
     released: list[dict[str, Any]] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
@@ -185,16 +187,21 @@ class _Asker:
         return float(min(max(1 - self.spent, enough, _LEAST), self.limit - self.spent))
 
     def check_width(self, point: "_Point") -> None:
-        """Stop, if records' scores lie so far apart that no chain is worth its while; not by information that is mostly noise."""
+        """Stop, if records' scores lie so far apart that no chain is worth its while.
+
+        Not by information that is mostly noise; and where the last gradient left the place open, perhaps far from the mode,
+        the limit must be worse by as much: elsewhere scores may be shorter.
+        """
         if point.roughness > _TRUSTED or not np.isfinite(self.widest):
             return
         width = diameter(self.search.vectors("gradient", point.theta, point.root))
-        if width > self.widest:
+        if width > self.widest * max(1.0, self.noise / _OPEN) ** 0.5:
             raise _TooWide(point, width)
 
     def gradient(self, theta: np.ndarray, root: np.ndarray, share: float) -> Looked:
         """The way to the mode, and its noise."""
         answer, sigma = self.ask("gradient", theta, root, share)
+        self.noise = sigma
         slope = np.asarray(compiled.prior_derivatives(self.model)(theta)[0])
         score = np.linalg.solve(root.T, answer)
         self.answered.append(Answered(theta, score, np.linalg.inv(root).T * sigma))
