@@ -45,7 +45,7 @@ from sfumato.errors import SfumatoError
 from sfumato.model.derivatives import size, vector_function
 from sfumato.planner import replan, run_pilot
 from sfumato.planner.pilot import Piloted
-from sfumato.planner.plan import ENOUGH_ESS, Plan, knows_information
+from sfumato.planner.plan import Plan, knows_information
 from sfumato.study import Study
 
 MOST = 0.1
@@ -138,7 +138,7 @@ def pilot_options(study: Study, plan: Plan) -> dict[str, Any]:
     """What `sf.sample` passes to the pilot besides model, domain, start and budget."""
     return {
         "known": knows_information(study), "covariance": plan.picture.covariance, "most": 0.999 * MOST * plan.mu**2,
-        "widest": plan.mu / (ENOUGH_ESS * plan.chains) ** 0.5,
+        "widest": plan.mu / plan.enough_ess**0.5,
     }  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from sfumato.planner.forecast import Picture, prior_precision, reference_kernel
 from sfumato.planner.plan import asked_steps, iteration_limit
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
-from sfumato.privacy.statement import Statement
+from sfumato.privacy.statement import PERHAPS_CUT, Statement
 from sfumato.progress import Tick, ticker
 from sfumato.run import Run, StopReason
 from sfumato.study import Study, computed, make_study
@@ -616,7 +616,7 @@ def exactness(chain: Chain, proven: bool, outside: str) -> str:
         )
     if proven:
         return f"The draws come from the exact posterior of {model}."
-    return "The draws are exact only as far as no record's term was cut; whether any was is not released."
+    return PERHAPS_CUT
 
 
 def join_parts(chain: Chain) -> dict[str, np.ndarray]:

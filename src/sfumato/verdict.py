@@ -9,6 +9,8 @@ from scipy.special import ndtri
 from scipy.stats import chi2
 
 from sfumato import watch
+from sfumato.privacy.joint import JointStatement
+from sfumato.privacy.statement import PERHAPS_CUT
 
 if TYPE_CHECKING:
     from sfumato.report.table import Row
@@ -92,7 +94,7 @@ def _against_use(run: "Run", rows: "list[Row]") -> list[str]:
         found.append("The chain stopped itself, with budget left, because it does not do what was planned.")
     if "picture" in run.plan and run.iterations:
         found += watch.alarms(run.transcript, run.plan, watch.FALSE_ALARM)
-    return found + _not_mixed(run, rows) + _not_there(run, rows)
+    return found + _not_mixed(run, rows) + _not_there(run, rows) + _away_from_the_pilot(run, rows)
 
 
 def _not_arrived(run: "Run") -> str:
@@ -177,6 +179,30 @@ def _share_of_implied(run: "Run", least: float) -> float:
     return 1.0 if min(seen) >= IMPLIED * chance else math.sqrt(min(seen))
 
 
+def _away_from_the_pilot(run: "Run", rows: "list[Row]") -> list[str]:
+    """The chains' mean against the pilot's centre, where terms may have been cut: the answers agree with the cut posterior."""
+    x = kept_white(run)
+    if x is None or not _perhaps_cut(run) or math.isnan(least := _least_ess(rows)):
+        return []
+    mean, spread = np.abs(x.mean(axis=(0, 1))), x.std(axis=(0, 1))
+    noise = -float(ndtri(watch.FALSE_ALARM / 2 / len(mean)))
+    error = np.sqrt(run.plan["picture"]["error"] ** 2 + spread**2 / least)
+    chance = GRACE + PRIORS * np.asarray(run.plan["prior_share"]) + noise * error
+    worst = int(np.argmax(mean - chance))
+    if mean[worst] <= chance[worst]:
+        return []
+    return [
+        f"The chains' mean is {mean[worst]:.1f} planned posterior sds from the pilot's centre, where {chance[worst]:.1f} could "
+        "be chance: the stated range of a record's term cuts too much."
+    ]
+
+
+def _perhaps_cut(run: "Run") -> bool:
+    """Whether the range of one record's term was stated and not proven: by Clip, Lipschitz or Range."""
+    each = run.privacy.owners if isinstance(run.privacy, JointStatement) else (run.privacy,)
+    return any(PERHAPS_CUT in one.exact for one in each)
+
+
 def _distance(x: np.ndarray, offset: np.ndarray, statistics: bool) -> np.ndarray:
     """How far the draws' mean is from the implied mode, coordinate by coordinate.
 
@@ -208,12 +234,17 @@ def _doubts(run: "Run", rows: "list[Row]") -> list[str]:
     elif round(worst, 2) > GOOD_R_HAT:
         found.append(f"The chains agree roughly (largest R-hat {worst:.2f}; up to {GOOD_R_HAT:g} is good).")
     if least < GOOD_ESS or not tail >= GOOD_ESS:
-        shown = "unknown" if math.isnan(tail) else f"{tail:.0f}"
-        found.append(f"Few effective draws: bulk {least:.0f}, tail {shown} ({GOOD_ESS:.0f} of each are good).")
+        shown = "unknown" if math.isnan(tail) else f"{math.floor(tail)}"
+        found.append(f"Few effective draws: bulk {math.floor(least)}, tail {shown} ({GOOD_ESS:.0f} of each are good).")
     if least >= GOOD_ESS and (seen := _share_of_implied(run, least)) < 1:
         found.append(
             f"The chains saw {seen:.0%} of the width that the released answers imply in some direction: they are too short, "
             "or the posterior is cut off by the trust region, or far from normal."
+        )
+    if _perhaps_cut(run):
+        found.append(
+            "The range of a record's term was stated, not proven: if terms were cut, the means are off by more than is said, "
+            'and nothing released tells how far (sensitivity="certify" needs no such range).'
         )
     return found + _odd_acceptance(run)
 

@@ -50,6 +50,7 @@ _BENDS = 4.0  # factor by which a step may change the information along it
 _KINKED = 0.3  # information over outer products on made-up records, where it is less the program has kinks
 _MARGIN = 1.0 + 2.0**-10
 _FAR = 6.0  # posterior standard deviations, root mean square: from further away a gradient says nothing of the mode
+_OPEN = 4.0  # posterior standard deviations of noise in a gradient, from where the limit may be better elsewhere in proportion
 _BENT = 0.25  # of the noise: a Newton step may miss by so much, because the log posterior is no parabola, and still be heard
 _CLIMB_STEPS = 100  # to the top of a parabola plus the log prior
 _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave the region the prior believes in
@@ -60,8 +61,8 @@ class Piloted(NamedTuple):
 
     `off_by`: upper limit (99 %) of the distance of the centre from the mode, root mean square over coordinates, in posterior
     standard deviations. `arrived`: the limit is within what a chain forgives, and the last gradient is no surprise. `spent`: mu
-    squared, all releases together. `too_wide`: for a pilot that stopped early, the distance between two records' whitened scores
-    that it saw; None for all others.
+    squared, all releases together. `width`: the largest distance between two records' whitened scores that it saw at its end; it
+    tells the one-shot limit. `early`: it stopped early because of that width.
     """
 
     picture: forecast.Picture
@@ -69,7 +70,8 @@ class Piloted(NamedTuple):
     arrived: bool
     off_by: float
     spent: float
-    too_wide: float | None = None
+    width: float
+    early: bool = False
 
 
 class Answered(NamedTuple):
@@ -170,6 +172,7 @@ class _Asker:
     silent: np.ndarray
     limit: float = 1.0
     widest: float = np.inf
+    noise: float = np.inf
     spent: float = 0.0
     released: list[dict[str, Any]] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
@@ -196,16 +199,25 @@ class _Asker:
         return float(min(max(1 - self.spent, enough, _LEAST), self.limit - self.spent))
 
     def check_width(self, point: "_Point") -> None:
-        """Stop, if records' scores lie so far apart that no chain is worth its while; not by information that is mostly noise."""
+        """Stop, if records' scores lie so far apart that no chain is worth its while.
+
+        Not by information that is mostly noise; and where the last gradient left the place open, perhaps far from the mode,
+        the limit must be worse by as much: elsewhere scores may be shorter.
+        """
         if point.roughness > _TRUSTED or not np.isfinite(self.widest):
             return
-        width = diameter(self.search.vectors("gradient", point.theta, point.root))
-        if width > self.widest:
+        width = self.width(point)
+        if width > self.widest * max(1.0, self.noise / _OPEN) ** 0.5:
             raise _TooWide(point, width)
+
+    def width(self, point: "_Point") -> float:
+        """The largest distance between two records' whitened scores that a search finds."""
+        return diameter(self.search.vectors("gradient", point.theta, point.root))
 
     def gradient(self, theta: np.ndarray, root: np.ndarray, share: float) -> Looked:
         """The way to the mode, and its noise."""
         answer, sigma = self.ask("gradient", theta, root, share)
+        self.noise = sigma
         slope = np.asarray(compiled.prior_derivatives(self.model)(theta)[0])
         listen = _listen(root, self.silent)
         score = listen @ answer
@@ -396,7 +408,8 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
     off_by = (noise_length(error, dim) + missed + last + guide.bend(final, 2 * error)) / dim**0.5
     error = float(np.linalg.norm([error, last / dim**0.5, guide.bend(final, error) / dim**0.5]))
     picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
-    return Piloted(picture, asker.released, bool(quiet and off_by <= FORGIVEN), off_by, asker.spent * asker.mu_squared)
+    arrived, width = bool(quiet and off_by <= FORGIVEN), asker.width(final)
+    return Piloted(picture, asker.released, arrived, off_by, asker.spent * asker.mu_squared, width)
 
 
 class _TooWide(Exception):
@@ -416,7 +429,7 @@ def _stopped(asker: _Asker, seen: _TooWide) -> Piloted:
     picture = forecast.Picture(
         point.theta, point.root @ point.root.T, "a pilot that stopped early", sigma, point.roughness
     )
-    return Piloted(picture, asker.released, False, off_by, asker.spent * asker.mu_squared, seen.width)
+    return Piloted(picture, asker.released, False, off_by, asker.spent * asker.mu_squared, seen.width, True)
 
 
 def _centre(asker: _Asker, guide: _Guide, point: _Point) -> tuple[np.ndarray, float]:
