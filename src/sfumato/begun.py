@@ -14,15 +14,16 @@ from sfumato.domain import Domain, from_dict
 from sfumato.errors import CheckpointError, InvalidInput
 from sfumato.planner import budget_mu
 from sfumato.sensitivity import Range
+from sfumato.study import Study, computes_alike
 
 NOTED = {"pilot_notes": True}
 """Of runs whose plan is written down before their pilot, and whose pilot is noted."""
 
 
-def common_terms(model: Any, fingerprint: str, domain: Mapping[str, Domain] | None, sensitivity: Any) -> dict[str, Any]:
-    """The terms that every run records, whoever holds its records: `check_goes_on` and `check_model` read them."""
+def common_terms(model: Any, study: Study, domain: Mapping[str, Domain] | None, sensitivity: Any) -> dict[str, Any]:
+    """The terms that every run records, whoever holds its records: `check_goes_on` reads them."""
     return NOTED | {
-        "model": fingerprint,
+        "model": study.model.fingerprint(),
         "model_name": [getattr(model, "__module__", ""), getattr(model, "__qualname__", "")],
         "domain": None if domain is None else {name: column.to_dict() for name, column in domain.items()},
         "sensitivity": method(sensitivity),
@@ -49,10 +50,19 @@ def check_goes_on(terms: Mapping[str, Any], kept: Checkpoint, sensitivity: Any) 
         )
 
 
-def check_model(terms: Mapping[str, Any], fingerprint: str) -> None:
+def check_model(terms: Mapping[str, Any], study: Study) -> None:
     """Refuse another model than the run was begun with."""
-    if fingerprint != terms["model"]:
+    if study.model.fingerprint() != terms["model"]:
         raise CheckpointError("the model is not the one the run was started with; pass the same model=.")
+
+
+def check_computes(terms: Mapping[str, Any], study: Study) -> None:
+    """Refuse a model of the same text that computes something else, on the domain that the run was begun with."""
+    if not computes_alike(study, terms["computes"]):
+        raise CheckpointError(
+            "the model is written as the one the run was started with, and computes something else: a variable outside of the "
+            "function has changed (a prior's scale, a constant?). Set it as it was, or start a new run."
+        )
 
 
 def promises(terms: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:

@@ -27,7 +27,7 @@ from sfumato.access.bundle import BundleDoor
 from sfumato.access.local import check_room, open_door
 from sfumato.access.questions import PROTOCOL, Facts
 from sfumato.access.rounds import Rounds
-from sfumato.begun import check_goes_on, check_model, common_terms, find_model, promises, stated_domain
+from sfumato.begun import check_computes, check_goes_on, check_model, common_terms, find_model, promises, stated_domain
 from sfumato.bundle import Bundle
 from sfumato.checkpoint import Checkpoint
 from sfumato.domain import Domain
@@ -48,7 +48,7 @@ from sfumato.privacy.statement import Statement
 from sfumato.progress import Tick, ticker
 from sfumato.raytable import RayTable
 from sfumato.run import Run, StopReason
-from sfumato.study import Study, make_study
+from sfumato.study import Study, computed, make_study
 from sfumato.underway import under_way
 from sfumato.vault.ledger import Ledger
 
@@ -282,14 +282,14 @@ def sample_owners(
         "kernel": kernel,
         "limit": limit,
     }
-    terms |= common_terms(model, study.model.fingerprint(), domain, wishes.sensitivity)
+    terms |= common_terms(model, study, domain, wishes.sensitivity)
     terms["bundles"] = _bundle_terms(parties, share)
     terms["promises"] = _promises(parties)
     terms["tables"] = {p.name: p.settings() for p in parties if isinstance(p, Local)}
     terms["analysts"] = _analysts(parties)
     with under_way(kept), ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
         if kept is not None:
-            kept.create(terms | {"owners": [party_name(party) for party in parties]})
+            kept.create(terms | {"owners": [party_name(party) for party in parties], "computes": computed(study)})
             refused.callback(kept.abandon)
         doors = [_open(stack, i, parties, studies, model, terms, kept, tick) for i in range(len(parties))]
         check_agree([door.facts for door in doors], study)
@@ -401,13 +401,14 @@ def resume_owners(
     model = model if model is not None else find_model(terms)
     studies = _studies(model, found, stated_domain(terms), sensitivity, terms["kernel"])
     study = studies[0]
-    check_model(terms, study.model.fingerprint())
+    check_model(terms, study)
     stream = PublicStream(terms["seed"], terms["chains"])
     with ExitStack() as stack, ticker(progress) as tick:
         steps = sum(len(saved.transcript["accepted"]) for saved in kept.read())
         doors = [_open(stack, i, found, studies, model, terms, kept, tick, steps) for i in range(len(found))]
         check_agree([door.facts for door in doors], study)
         _check_facts(doors, terms["facts"])
+        check_computes(terms, study)
         rounds = Rounds(study.model, doors, run_id=terms["run_id"], shares=terms["shares"], step=steps)
         stack.callback(rounds.close)
         table = Table(found, studies, rounds)
@@ -422,6 +423,7 @@ def resume_owners(
         chain = sampler._start(study, plan, stream, pilot)
         for saved in kept.read():
             sampler.take_up(chain, saved)
+        sampler.refuse_weak_start(chain, terms)
         if not chain.steps:
             _bring_inside(chain, rounds.theta_bound)
         return _finish(chain, table, terms, kept, tick)

@@ -19,7 +19,8 @@ from sfumato.pilotlog import PilotLog
 from sfumato.planner import Plan, run_pilot
 from sfumato.planner.advice import ways_out
 from sfumato.planner.forecast import Picture
-from sfumato.planner.plan import ENOUGH_ESS, PILOT_SHARE, knows_information
+from sfumato.planner.pilot import DOUBT, FORGIVEN
+from sfumato.planner.plan import PILOT_SHARE, knows_information
 from sfumato.study import Study
 
 _ROOM = 0.999  # of the share that a pilot asks for: charges are rounded up
@@ -89,7 +90,7 @@ def find_start(
         Whether the chain begins whatever the pilot finds: then no pilot stops early.
     """
     picture, spent = plan.picture, 0.0
-    widest = np.inf if force else plan.mu / (ENOUGH_ESS * plan.chains) ** 0.5
+    widest = np.inf if force else plan.mu / plan.enough_ess**0.5
     releases: list[dict[str, Any]] = []
     for pilot in pilots:
         if pilot["start"] is not None:
@@ -104,7 +105,7 @@ def find_start(
         if found.arrived:
             break
     about = {"releases": releases, "share": spent, "arrived": found.arrived, "off_by": found.off_by}
-    about |= {} if found.too_wide is None else {"limit": (plan.mu / found.too_wide) ** 2}
+    about |= {"limit": (plan.mu / found.width) ** 2, "early": found.early}
     return Found(picture, about | {"error": picture.error, "lost": release.lost})
 
 
@@ -121,13 +122,13 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
     spent = about["share"]
     numbers = {"off_by": about["off_by"], "spent": spent * plan.mu**2, "left": (1 - spent) * plan.mu**2}
     paid = f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left."
-    if "limit" in about:
-        limit, wanted = about["limit"], ENOUGH_ESS * plan.chains
+    limit, wanted = about["limit"], plan.enough_ess
+    if about["early"] or limit < wanted / DOUBT:
         epsilon, n = plan.would_do(wanted / limit)
         raise NotArrived(
-            f"a chain needs {wanted:g} effective draws in all, and the pilot saw early on that no sampler can get more "
-            f"than about {limit:.2g} from this budget. {paid}",
-            f"{ways_out(epsilon, n, plan.hint)} force=True samples all the same.",
+            f"a chain needs {wanted:g} effective draws in all, and the pilot saw{' early on' if about['early'] else ''} that no sampler "
+            f"can get more than about {limit:.2g} from this budget. {paid}",
+            f"{ways_out(epsilon, n, plan.hint, fewer_chains=plan.fewer_chains_would_do)} force=True samples all the same.",
             limit=limit,
             **numbers,
         )
@@ -138,9 +139,14 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
         else "Start a new run with a guess= of where the parameters are, or with a larger pilot_share= (checkpoint= would have "
         "kept this one)"
     )
+    where = (
+        f"is up to {about['off_by']:.3g} posterior standard deviations off"
+        if about["off_by"] > FORGIVEN
+        else "is not where it believed to be: its last gradient is longer than noise and the step before it explain"
+    )
     raise NotArrived(
-        f"a chain starts near the posterior, and the pilot is up to {about['off_by']:.3g} posterior standard deviations off. "
-        f"{paid}",
+        f"a chain starts near the posterior, and the pilot {where}. {paid}",
         f"{way_on}; a larger epsilon, more records or a tighter domain help too. force=True samples all the same.",
+        limit=limit,
         **numbers,
     )

@@ -20,7 +20,7 @@ import numpy as np
 from sfumato import watch
 from sfumato.access.base import Access
 from sfumato.access.local import Opened, check_room, open_vault, rows_ahead
-from sfumato.begun import check_goes_on, check_model, common_terms, find_model, stated_domain
+from sfumato.begun import check_computes, check_goes_on, check_model, common_terms, find_model, stated_domain
 from sfumato.checkpoint import Checkpoint, Saved
 from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, OwnerLost, PlanTooWeak, SfumatoError
@@ -38,10 +38,10 @@ from sfumato.planner.forecast import Picture, prior_precision, reference_kernel
 from sfumato.planner.plan import asked_steps, iteration_limit
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
-from sfumato.privacy.statement import Statement
+from sfumato.privacy.statement import PERHAPS_CUT, Statement
 from sfumato.progress import Tick, ticker
 from sfumato.run import Run, StopReason
-from sfumato.study import Study, make_study
+from sfumato.study import Study, computed, make_study
 from sfumato.underway import under_way
 from sfumato.vault.ledger import Block, Ledger
 from sfumato.vault.trim import forget_compiled
@@ -193,7 +193,7 @@ def sample(
     run_id = secrets.token_hex(8)
     kept = Checkpoint(checkpoint) if checkpoint is not None else None
     terms = _terms(run_id, stream.seed, epsilon, delta, mu, chains, kernel, precision, outside)
-    terms |= common_terms(model, study.model.fingerprint(), study.domain, sensitivity)
+    terms |= common_terms(model, study, study.domain, sensitivity)
     limit = iteration_limit(study, steps)
     terms |= {"limit": limit, "columns": dict(columns or {}), "own_ledger": ledger is None}
     plan_for = partial(
@@ -202,7 +202,7 @@ def sample(
     )  # fmt: skip
     with under_way(kept), ExitStack() as refused, ExitStack() as stack:
         if kept is not None:
-            kept.create(terms)
+            kept.create(terms | {"computes": computed(study)})
             refused.callback(kept.abandon)
         ahead = _plan_ahead(plan_for, rows_ahead(study, data, columns))
         opened = open_vault(
@@ -233,6 +233,7 @@ def resume(
     sensitivity: Any = "certify",
     guess: Mapping[str, Any] | None = None,
     pilot_share: float | None = None,
+    force: bool = False,
     progress: bool | Tick | None = None,
 ) -> Run:
     """Go on with a run that was killed, interrupted, stopped by a full disk, or whose pilot did not arrive.
@@ -250,11 +251,15 @@ def resume(
     guess, pilot_share
         Only for a run whose pilot did not arrive (`NotArrived`): another pilot is run, from the guess or from where the last one
         stopped, for this share of the whole budget.
+    force
+        Begin the chain even if its run was refused after the pilot.
 
     Raises
     ------
     NotArrived
         The pilot is still not near the posterior; without `guess` and `pilot_share` nothing more was spent.
+    PlanTooWeak
+        What the pilot left still promises too little; nothing more was spent.
     CheckpointError
         There is nothing to go on with, or another run is going on in this folder: one at a time.
     """
@@ -262,6 +267,7 @@ def resume(
     kept.check_there()  # before there is a lock in the folder
     with under_way(kept):
         terms = kept.terms()  # once nobody else can add to them
+        terms |= {"force": force or terms.get("force", False)}
         again = Again(guess, pilot_share)
         again.check_needed(terms)
         if "owners" in terms:
@@ -292,7 +298,8 @@ def _resume_table(
         raise InvalidInput("a run must be resumed with the ledger it was started with: pass ledger= as then.")
     model = model if model is not None else find_model(terms)
     study = make_study(model, stated_domain(terms), sensitivity, terms["kernel"])
-    check_model(terms, study.model.fingerprint())
+    check_model(terms, study)
+    check_computes(terms, study)
     stream = PublicStream(terms["seed"], terms["chains"])
     opened = open_vault(
         study, data, mu=terms["mu"], run_id=terms["run_id"], ledger=ledger, ledger_path=kept.ledger_path,
@@ -306,6 +313,7 @@ def _resume_table(
             plan, pilot = _pilot(study, first, opened, terms["kernel"], terms["limit"], kept, tick, pilots, force=force)
         chain = _start(study, plan, stream, pilot)
         _replay(chain, kept, opened)
+        refuse_weak_start(chain, terms)
         return _finish(chain, opened, terms, kept, tick)
 
 
@@ -380,6 +388,12 @@ def _refuse_after_pilot(plan: Plan, pilot: Mapping[str, Any]) -> None:
         raise PlanTooWeak(
             f"{error} (The pilot was paid for: {pilot['share']:.0%} of the budget is spent.)", plan
         ) from None
+
+
+def refuse_weak_start(chain: Chain, terms: Mapping[str, Any]) -> None:
+    """Refuse again what was refused after the pilot: a chain that has not begun does not begin by being resumed."""
+    if not chain.steps and not terms["force"]:
+        _refuse_after_pilot(chain.plan, chain.pilot)
 
 
 def _build_kernel(study: Study, plan: Plan) -> Kernel:
@@ -600,7 +614,7 @@ def exactness(chain: Chain, proven: bool, outside: str) -> str:
         )
     if proven:
         return f"The draws come from the exact posterior of {model}."
-    return "The draws are exact only as far as no record's term was cut; whether any was is not released."
+    return PERHAPS_CUT
 
 
 def join_parts(chain: Chain) -> dict[str, np.ndarray]:

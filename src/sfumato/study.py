@@ -1,26 +1,31 @@
 """One place where loose arguments become typed objects: what every public function does first."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isfinite
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.families.langevin import natural_bounds, natural_model
+from sfumato.haste import hastily
 from sfumato.kernel import Langevin
 from sfumato.model import Model, from_numpyro
 from sfumato.model.base import input_spec
 from sfumato.model.program import digest
-from sfumato.model.trials import check_densities
+from sfumato.model.trials import as_model_input, check_densities
 from sfumato.model.whole import check_whole
 from sfumato.sensitivity import Bounds, bounds_for
 from sfumato.sensitivity.certifier import canonical_log_likelihood
 from sfumato.sensitivity.reference import Reference
 
+_TRIED = 4  # parameters, and made-up records at each of them, at which two models are compared
+_SAME = 1e-6  # how far, relatively, two computations of one model may be apart: another machine may round otherwise
 _KEPT = 16  # studies remembered, as many as the planner remembers models
 
 
@@ -74,6 +79,37 @@ def make_study(
     if study.near is not None and kernel == Langevin.name:
         study.near.check()
     return study
+
+
+# -- what a model computes, whatever its text says ------------------------------------------------------------------------
+
+
+def computed(study: Study) -> list[float | None]:
+    """Densities at a few fixed parameters and made-up records, and the parameters as users see them, for `computes_alike`.
+
+    The text of a model does not show the variables outside of it that it looks at; these numbers do.
+    """
+    records, turn = {}, 0.0
+    for name, d in study.domain.items():
+        turn += 0.618034  # every entry has another place in its range, in every record
+        share = turn + np.arange(1, _TRIED + 1)[:, None] * 0.381966 + np.arange(d.size) * 0.754878
+        records[name] = as_model_input(d, d.clamp(d.lo + (d.hi - d.lo) * (share % 1.0).reshape(_TRIED, *d.shape)))
+    thetas = 0.5 * np.sin(np.arange(_TRIED)[:, None] + np.arange(1, study.model.dim + 1))
+
+    def everything(theta: Any) -> Any:
+        terms = jax.vmap(study.model.log_likelihood, (None, 0))(theta, records)
+        return study.model.log_prior(theta), terms, study.model.constrain(theta)
+
+    with jax.enable_x64(True):
+        found = hastily(jax.vmap(everything))(jax.device_put(thetas))
+    numbers = (float(x) for part in jax.tree.leaves(found) for x in np.ravel(part))
+    return [x if isfinite(x) else None for x in numbers]
+
+
+def computes_alike(study: Study, noted: Sequence[float | None]) -> bool:
+    """Whether a study computes what was noted of another one, up to rounding."""
+    mine, theirs = (np.array(numbers, dtype=np.float64) for numbers in (computed(study), noted))
+    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=_SAME, atol=_SAME, equal_nan=True)
 
 
 # -- the same program, the same study -----------------------------------------------------------------------------------

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from scipy.special import ndtri
+from scipy.stats import chi2
 
 from sfumato import watch
+from sfumato.privacy.joint import JointStatement
+from sfumato.privacy.statement import PERHAPS_CUT
 
 if TYPE_CHECKING:
     from sfumato.report.table import Row
@@ -28,6 +31,8 @@ PRIORS = 2.0
 """The same in a direction of which the prior alone knows: its slope is taken where the plan's centre is, and priors bend."""
 NARROW = 0.25
 """Share of the planned width that a short chain must have seen."""
+IMPLIED = 0.7
+"""Share of the variance implied by the answers that the chains must have seen, beyond chance: posteriors are not quite normal."""
 FEWER, MORE = 0.5, 1 / 3
 """Acceptance below this share of the planned one, rejections of a walk below that share of the planned ones: worth a word."""
 BLOCKS = 10
@@ -89,7 +94,7 @@ def _against_use(run: "Run", rows: "list[Row]") -> list[str]:
         found.append("The chain stopped itself, with budget left, because it does not do what was planned.")
     if "picture" in run.plan and run.iterations:
         found += watch.alarms(run.transcript, run.plan, watch.FALSE_ALARM)
-    return found + _not_mixed(run, rows) + _not_there(run, rows)
+    return found + _not_mixed(run, rows) + _not_there(run, rows) + _away_from_the_pilot(run, rows)
 
 
 def _not_arrived(run: "Run") -> str:
@@ -133,6 +138,10 @@ def _not_there(run: "Run", rows: "list[Row]") -> list[str]:
         found.append(
             f"The chains saw {narrowest:.0%} of the planned posterior's width in some direction: too short to mix."
         )
+    if least < GOOD_ESS and (seen := _share_of_implied(run, least)) < 1:
+        found.append(
+            f"The chains saw {seen:.0%} of the width that the released answers imply in some direction: too short to mix."
+        )
     mode = watch.implied_mode(run.transcript, run.plan)
     if not np.linalg.eigvalsh(mode.precision)[0] > 0:
         return found
@@ -148,6 +157,50 @@ def _not_there(run: "Run", rows: "list[Row]") -> list[str]:
             f"{chance[worst]:.1f} could be chance."
         )
     return found
+
+
+def _share_of_implied(run: "Run", least: float) -> float:
+    """Share of the width that the curvature in the released answers implies which the chains saw; 1 if all, up to chance.
+
+    Where the planned width is too small, the steps are, too: chains may agree with each other long before they have seen all.
+    """
+    x, kept = kept_white(run), {name: values[:, run.discarded :] for name, values in run.transcript.items()}
+    curvature = None if x is None else watch.implied_curvature(kept, run.plan)
+    if x is None or curvature is None:
+        return 1.0
+    dim = x.shape[2]
+    own, prior = np.atleast_2d(np.cov(x.reshape(-1, dim), rowvar=False)), np.asarray(run.plan["prior_share"])
+    noise, chance = -float(ndtri(watch.FALSE_ALARM / dim)), float(chi2.ppf(watch.FALSE_ALARM / dim, least)) / least
+    seen = []
+    for axis in np.linalg.eigh(curvature.matrix)[1].T:
+        value, error = curvature.along(axis)
+        most = max(value + noise * error, 0.0) + (1 + PRIORS) * float(axis**2 @ prior)
+        seen.append(float(axis @ own @ axis) * most)
+    return 1.0 if min(seen) >= IMPLIED * chance else math.sqrt(min(seen))
+
+
+def _away_from_the_pilot(run: "Run", rows: "list[Row]") -> list[str]:
+    """The chains' mean against the pilot's centre, where terms may have been cut: the answers agree with the cut posterior."""
+    x = kept_white(run)
+    if x is None or not _perhaps_cut(run) or math.isnan(least := _least_ess(rows)):
+        return []
+    mean, spread = np.abs(x.mean(axis=(0, 1))), x.std(axis=(0, 1))
+    noise = -float(ndtri(watch.FALSE_ALARM / 2 / len(mean)))
+    error = np.sqrt(run.plan["picture"]["error"] ** 2 + spread**2 / least)
+    chance = GRACE + PRIORS * np.asarray(run.plan["prior_share"]) + noise * error
+    worst = int(np.argmax(mean - chance))
+    if mean[worst] <= chance[worst]:
+        return []
+    return [
+        f"The chains' mean is {mean[worst]:.1f} planned posterior sds from the pilot's centre, where {chance[worst]:.1f} could "
+        "be chance: the stated range of a record's term cuts too much."
+    ]
+
+
+def _perhaps_cut(run: "Run") -> bool:
+    """Whether the range of one record's term was stated and not proven: by Clip, Lipschitz or Range."""
+    each = run.privacy.owners if isinstance(run.privacy, JointStatement) else (run.privacy,)
+    return any(PERHAPS_CUT in one.exact for one in each)
 
 
 def _distance(x: np.ndarray, offset: np.ndarray, statistics: bool) -> np.ndarray:
@@ -181,8 +234,18 @@ def _doubts(run: "Run", rows: "list[Row]") -> list[str]:
     elif round(worst, 2) > GOOD_R_HAT:
         found.append(f"The chains agree roughly (largest R-hat {worst:.2f}; up to {GOOD_R_HAT:g} is good).")
     if least < GOOD_ESS or not tail >= GOOD_ESS:
-        shown = "unknown" if math.isnan(tail) else f"{tail:.0f}"
-        found.append(f"Few effective draws: bulk {least:.0f}, tail {shown} ({GOOD_ESS:.0f} of each are good).")
+        shown = "unknown" if math.isnan(tail) else f"{math.floor(tail)}"
+        found.append(f"Few effective draws: bulk {math.floor(least)}, tail {shown} ({GOOD_ESS:.0f} of each are good).")
+    if least >= GOOD_ESS and (seen := _share_of_implied(run, least)) < 1:
+        found.append(
+            f"The chains saw {seen:.0%} of the width that the released answers imply in some direction: they are too short, "
+            "or the posterior is cut off by the trust region, or far from normal."
+        )
+    if _perhaps_cut(run):
+        found.append(
+            "The range of a record's term was stated, not proven: if terms were cut, the means are off by more than is said, "
+            'and nothing released tells how far (sensitivity="certify" needs no such range).'
+        )
     return found + _odd_acceptance(run)
 
 

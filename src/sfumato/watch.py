@@ -31,6 +31,8 @@ REACH = 10.0
 """How far beyond the root of d a chain may be from the implied mode, in planned posterior standard deviations."""
 TOO_FEW = 0.25
 """Share of the planned acceptance below which a chain is not the planned one."""
+_ANSWERS = 4  # for every number that a regression of them has to tell
+_TOLD = 1e-10  # of the largest eigenvalue: below that the regression's own rounding would speak
 _CLEAR = 4.0  # sds by which a posterior must keep off the edge of its trust region: 3e-5 of it lie outside
 
 Plain = Mapping[str, Any]
@@ -96,6 +98,58 @@ def _from_ratios(transcript: Transcript, plan: Plain, slope: np.ndarray) -> Impl
     weighted = move / sigma[asked][:, None] ** 2
     precision = weighted.T @ move
     return Implied(np.linalg.pinv(precision, hermitian=True) @ (weighted.T @ known), precision)
+
+
+class Curvature(NamedTuple):
+    """The likelihood's curvature around the draws, in the plan's coordinates, and the covariance of its entries.
+
+    `rows`, `columns`: which entry of the upper triangle each row of the covariance is about.
+    """
+
+    matrix: np.ndarray
+    covariance: np.ndarray
+    rows: np.ndarray
+    columns: np.ndarray
+
+    def along(self, direction: np.ndarray) -> tuple[float, float]:
+        """Curvature along a direction of length one, and its standard deviation."""
+        twice = np.where(self.rows == self.columns, 1.0, 2.0)
+        weights = twice * direction[self.rows] * direction[self.columns]
+        return float(direction @ self.matrix @ direction), float(sqrt(max(weights @ self.covariance @ weights, 0.0)))
+
+
+def implied_curvature(transcript: Transcript, plan: Plain) -> Curvature | None:
+    r"""Curvature that the scalar answers imply; None where they do not tell it (too few; Langevin on a family).
+
+    A walk is answered :math:`\ell(x') - \ell(x)`, Langevin around a reference point nearly the same less a part that is linear in
+    :math:`x' - x`. So the answers are regressed on :math:`x' - x` and on :math:`-\tfrac12(x'x'^\top - xx^\top)`. On the draws
+    of a chain that has mixed, the inverse of what is found is their own covariance, whatever the shape of the posterior (Stein's
+    identity, for short steps).
+    """
+    if "t_noisy" in transcript and not plan.get("trust"):
+        return None
+    here, there = whiten(transcript["theta"][:, :-1], plan), whiten(transcript["theta_prop"][:, 1:], plan)
+    d_n_noisy, sigma = transcript["d_n_noisy"][:, 1:], transcript["sigma"][:, 1:]
+    asked, dim = np.isfinite(d_n_noisy), here.shape[-1]
+    rows, columns = np.triu_indices(dim)
+    if asked.sum() < _ANSWERS * (len(rows) + dim):
+        rows = columns = np.arange(dim)
+    if asked.sum() < _ANSWERS * (len(rows) + dim):
+        return None
+    here, there, noise = here[asked], there[asked], sigma[asked][:, None]
+    bends = (here[:, rows] * here[:, columns] - there[:, rows] * there[:, columns]) * np.where(
+        rows == columns, 0.5, 1.0
+    )
+    known = np.concatenate([there - here, bends], axis=1) / noise
+    precision = known.T @ known
+    sizes = np.linalg.eigvalsh(precision)
+    if not sizes[0] > _TOLD * sizes[-1]:
+        return None
+    spread = np.linalg.inv(precision)
+    found = (spread @ (known.T @ (d_n_noisy[asked] / noise[:, 0])))[dim:]
+    matrix = np.zeros((dim, dim))
+    matrix[rows, columns] = matrix[columns, rows] = found
+    return Curvature(matrix, spread[dim:, dim:], rows, columns)
 
 
 def forgiven(plan: Plain) -> float:

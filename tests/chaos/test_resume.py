@@ -264,6 +264,24 @@ def test_what_the_pilot_paid_for_stays(tmp_path, monkeypatch):
         Checkpoint(tmp_path / "run").create({})
 
 
+@pytest.mark.parametrize("over_owners", [False, True])
+def test_what_was_refused_after_the_pilot_does_not_begin_by_being_resumed(tmp_path, over_owners):
+    settings = SETTINGS | {"max_iterations": 20, "epsilon": 0.2, "kernel": "guided"}
+    data = table(500)
+    if over_owners:
+        epsilon, delta = settings.pop("epsilon"), settings.pop("delta")
+        data = [sf.Owner(data, epsilon=epsilon, delta=delta, name="north")]
+    folder = tmp_path / "run"
+    assert sf.sample(coin, data, domain=DOMAIN, checkpoint=folder, progress=False, **settings).plan["hopeless"]
+    for chunk in folder.glob("chunk-*.npz"):
+        chunk.unlink()  # as it stood when the pilot was done
+    edit(folder, seal=True, force=False)
+    with pytest.raises(PlanTooWeak, match="The pilot was paid for"):
+        sf.resume(folder, data, model=coin, progress=False)
+    assert not list(folder.glob("chunk-*.npz"))
+    sf.resume(folder, data, model=coin, force=True, progress=False)
+
+
 def test_a_refusal_leaves_a_ledger_that_was_there_before(tmp_path):
     with sf.Ledger(tmp_path / "ledger.sqlite", epsilon=5.0, delta=1e-5) as ledger:
         for given in ({"ledger": ledger}, {}):
@@ -273,6 +291,33 @@ def test_a_refusal_leaves_a_ledger_that_was_there_before(tmp_path):
                 )
             assert not (tmp_path / "run.json").exists()
         assert ledger.verify().ok
+
+
+OUTSIDE = {"prior": 1.0, "link": 1.0}
+"""What `tilted` looks at besides its arguments: its text does not show the numbers."""
+
+
+def tilted(y):
+    b = numpyro.sample("b", dist.Normal(0.0, OUTSIDE["prior"]))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=OUTSIDE["link"] * b), obs=y)
+
+
+@pytest.mark.parametrize("over_owners", [False, True])
+def test_a_model_that_computes_something_else_does_not_go_on(tmp_path, monkeypatch, over_owners):
+    """A chain whose first half had another prior, or another likelihood, is a draw from no posterior."""
+    settings = SETTINGS | {"max_iterations": 20, "pilot_share": 0.0, "kernel": "guided"}
+    data = table(2000)
+    if over_owners:
+        epsilon, delta = settings.pop("epsilon"), settings.pop("delta")
+        data = [sf.Owner(data, epsilon=epsilon, delta=delta, name=name) for name in ("north", "south")]
+    sf.sample(tilted, data, domain=DOMAIN, checkpoint=tmp_path / "run", progress=False, **settings)
+    for name in OUTSIDE:
+        with monkeypatch.context() as now:
+            now.setitem(OUTSIDE, name, 0.5)
+            with pytest.raises(CheckpointError, match="computes something else"):
+                sf.resume(tmp_path / "run", data, model=tilted, progress=False)
+    assert sf.resume(tmp_path / "run", data, model=tilted, progress=False).iterations == 20
 
 
 @pytest.mark.parametrize("left", ["run.json", "chunk-000000.npz"])

@@ -1,8 +1,8 @@
 """Every way to run, with noise that repeats: what a rebuilding must not change.
 
 A case is a whole run through the public interface. The two noise sources are replaced by a stream that follows from their scale
-alone, so that a case gives the same numbers whoever draws first. `python tests/golden/golden_cases.py [NAME ...]` writes them down
-anew; `test_golden.py` compares.
+alone, so that a case gives the same numbers whoever draws first. `PYTHONPATH=tests python tests/golden/golden_cases.py [NAME ...]`
+writes them down anew; `test_golden.py` compares.
 """
 
 import json
@@ -20,8 +20,6 @@ from unittest import mock
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-
-sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 import sfumato as sf
 from sfumato.vault.gaussian import ExactSource

@@ -35,6 +35,16 @@ def test_a_pilot_that_cannot_arrive_stops_the_run_and_says_what_is_left(tmp_path
     assert "force=True" in str(error) and "guess=" in str(error)
 
 
+def test_a_pilot_that_is_near_by_its_own_reckoning_says_that_its_last_gradient_contradicts_it():
+    plan = sf.plan(height, n=40_000, domain=DOMAIN, **BUDGET)
+    about = {"arrived": False, "share": 0.1, "off_by": 1.4}
+    with pytest.raises(NotArrived, match="its last gradient is longer than") as caught:
+        piloting.refuse_unless_arrived(plan, about, None)
+    assert "1.4 posterior" not in str(caught.value) and caught.value.off_by == 1.4
+    with pytest.raises(NotArrived, match=r"up to 3\.6 posterior standard deviations off"):
+        piloting.refuse_unless_arrived(plan, about | {"off_by": 3.6}, None)
+
+
 @pytest.mark.parametrize("owners", [False, True], ids=["table", "owners"])
 def test_a_run_whose_limit_is_hopeless_stops_early_and_says_what_would_do(owners):
     """The plan hopes for covariates that fill their domain; these hardly do, so ten times as few draws are to be had."""
@@ -54,6 +64,29 @@ def test_a_run_whose_limit_is_hopeless_stops_early_and_says_what_would_do(owners
     error = caught.value
     assert error.limit < 10 and error.spent < 0.08 * (error.spent + error.left)
     assert "epsilon" in str(error) and "records" in str(error)
+
+
+def test_no_pilot_gives_up_by_what_it_sees_from_far_away():
+    """Where the scale is unknown, scores are many times as long 50 standard deviations off; the limit is about 30 draws."""
+
+    def scaled(y):
+        mean, scale = numpyro.sample("mean", dist.Normal(0.0, 30.0)), numpyro.sample("scale", dist.HalfNormal(5.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    for _ in range(8):  # one in three gave up
+        with pytest.raises(NotArrived) as caught:
+            sf.sample(
+                scaled,
+                TABLE,
+                domain=DOMAIN,
+                epsilon=4.0,
+                delta=1e-6,
+                pilot_share=0.01,
+                max_iterations=50,
+                progress=False,
+            )
+        assert caught.value.limit is None
 
 
 def test_forced_to_go_on_the_run_says_do_not_use():

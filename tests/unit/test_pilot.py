@@ -274,7 +274,7 @@ def test_a_pilot_that_sees_a_hopeless_limit_keeps_most_of_its_share(patients):
         patients.spent = 0.0
         found = patients.pilot(budget, widest=(budget / 20) ** 0.5)
         assert not found.arrived and patients.spent < 0.05 * budget
-        assert 0.5 < budget / found.too_wide**2 < 8  # the limit, as it sees it from there
+        assert 0.5 < budget / found.width**2 < 8  # the limit, as it sees it from there
         enough = patients.budget(40.0)
         assert patients.pilot(enough, widest=(enough / 20) ** 0.5).arrived
 

@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato import verdict
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
 from sfumato.planner import efficiency, synthetic
 from sfumato.planner.plan import asked_steps
@@ -122,8 +123,40 @@ def test_a_weak_plan_is_refused_before_money_is_spent_with_three_ways_out(tmp_pa
         assert ledger.spent == 0
     message = str(caught.value)
     assert caught.value.plan.weak
-    for part in ("epsilon of about", "records at the same", "fewer chains", "force=True"):
+    for part in ("epsilon of about", "records at the same", "a tighter domain", "force=True"):
         assert part in message
+
+
+def test_a_weak_plan_says_what_place_it_rests_on_and_asks_for_a_guess():
+    def mixture(y):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        halves = dist.Categorical(probs=jnp.array([0.3, 0.7]))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.MixtureSameFamily(halves, dist.Normal(mean, 0.7)), obs=y)
+
+    def plan(**guess):
+        return sf.plan(
+            mixture, n=30_000, domain={"y": sf.Interval(-4, 4)}, epsilon=4.0, delta=1e-6, kernel="guided", **guess
+        )
+
+    with pytest.raises(PlanTooWeak, match=r" a guess= .* rests on theta near the prior's median"):
+        plan().refuse_if_weak()
+    plan(guess={"mean": [-1.0, 1.0]}).refuse_if_weak()  # which was indeed the way out
+    with pytest.raises(PlanTooWeak, match=r" another guess= .* rests on theta near the guess given"):
+        replace(plan(guess={"mean": [-1.0, 1.0]}), forecast_ess=1.0, band=(0.1, 1.0)).refuse_if_weak()
+    with pytest.raises(PlanTooWeak) as found:  # after a pilot no guess is needed
+        replace(plan(), forecast_ess=1.0, band=None).refuse_if_weak()
+    assert "guess" not in str(found.value)
+
+
+def test_a_plan_promises_at_least_what_a_verdict_asks_for_however_few_the_chains():
+    plan = sf.plan(sf.families.Bernoulli(), n=3000, epsilon=0.8, delta=1e-6)
+    for chains in (1, 2, 3, 4, 8):
+        least = max(verdict.LEAST_ESS, verdict.LEAST_ESS_A_CHAIN * chains)
+        with pytest.raises(PlanTooWeak) as caught:
+            replace(plan, chains=chains, forecast_ess=1.2 * least, band=None).refuse_if_weak()
+        replace(plan, chains=chains, forecast_ess=1.26 * least, band=None).refuse_if_weak()
+        assert ("fewer chains" in str(caught.value)) == (chains > 4)  # else it is no way out
 
 
 def test_what_is_advised_after_a_pilot_is_more_than_what_was_refused():

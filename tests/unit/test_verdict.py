@@ -10,7 +10,7 @@ import pytest
 
 import sfumato as sf
 from sfumato import watch
-from sfumato.privacy.statement import Statement
+from sfumato.privacy.statement import PERHAPS_CUT, Statement
 from sfumato.run import Run, StopReason
 from sfumato.verdict import visible_transient
 
@@ -33,7 +33,7 @@ def walk(rng, mode, start, steps=600, step=0.8, sigma=1.5, curve=1.0, move=True,
     kept = {name: [] for name in ("theta", "theta_prop", "d_n_noisy", "accepted")}
     for _ in range(steps):
         there = x + step * rng.standard_normal((chains, dim))
-        exact = curve * (((x - mode) ** 2).sum(1) - ((there - mode) ** 2).sum(1)) / 2
+        exact = (curve * ((x - mode) ** 2 - (there - mode) ** 2)).sum(1) / 2
         noisy = exact + sigma * rng.standard_normal(chains)
         accepted = (np.log(rng.random(chains)) < noisy - sigma**2 / 2) & move
         x = np.where(accepted[:, None], there, x)
@@ -55,11 +55,11 @@ def langevin(rng, mode, start, steps=400, h=0.5, curve=1.0, trust=11.0, sigma=SI
         t_noisy = curve * mode + noise * rng.standard_normal((chains, dim))
         there = x + h / 2 * (t_noisy - x)
         delta, ahead = there - x, curve * mode
-        log_q = -2 * kappa * (delta @ ahead) - kappa * h / 2 * ((x - there) @ ahead)
-        log_q += kappa * (delta * (x + there)).sum(1) - kappa * h / 4 * ((there**2).sum(1) - (x**2).sum(1))
-        exact = curve * (((x - mode) ** 2).sum(1) - ((there - mode) ** 2).sum(1)) / 2 + log_q
+        known = kappa * (delta * (x + there)).sum(1) - kappa * h / 4 * ((there**2).sum(1) - (x**2).sum(1))
+        exact = (curve * ((x - mode) ** 2 - (there - mode) ** 2)).sum(1) / 2
+        exact -= 2 * kappa * (delta @ ahead) + kappa * h / 2 * ((x - there) @ ahead)
         noisy = exact + sigma * rng.standard_normal(chains)
-        accepted = np.log(rng.random(chains)) < noisy - sigma**2 / 2
+        accepted = np.log(rng.random(chains)) < noisy + known - sigma**2 / 2
         accepted &= (there**2).sum(1) <= trust**2
         x = np.where(accepted[:, None], there, x)
         for name, value in zip(kept, (x, there, noisy, accepted, t_noisy), strict=True):
@@ -68,12 +68,12 @@ def langevin(rng, mode, start, steps=400, h=0.5, curve=1.0, trust=11.0, sigma=SI
     return out | {"sigma": np.full(out["d_n_noisy"].shape, sigma)}, plan_of(dim, "langevin", h, sigma, trust)
 
 
-def run_of(transcript, plan, *, pilot=None, stop=StopReason.BUDGET_SPENT, discard=True):
+def run_of(transcript, plan, *, pilot=None, stop=StopReason.BUDGET_SPENT, discard=True, exact="Exact."):
     shape = transcript["accepted"].shape
     transcript = transcript | {"sensitivity": np.full(shape, 0.01), "mu_squared": np.full(shape, 1e-5)}
     privacy = Statement(
         epsilon=1.0, delta=1e-6, mu=0.25, releases=1234, spent_mu=0.125, n=54321, lattice_slack=1e-15,
-        sensitivity="Proven.", exact="Exact.", precision="float64", shared_ledger=False,
+        sensitivity="Proven.", exact=exact, precision="float64", shared_ledger=False,
     )  # fmt: skip
     discarded = visible_transient(transcript["theta"]) if discard else 0
     return Run(
@@ -125,6 +125,25 @@ def test_a_picture_that_is_off_by_two_raises_no_alarm(curve):
         rng = np.random.default_rng(seed)
         run = run_of(*langevin(rng, rng.normal(0, 1.0, 3), starts(rng, 3), steps=1000, curve=curve))
         assert run.verdict.usable, (seed, run.verdict)
+
+
+def test_chains_that_agree_long_before_they_have_seen_all_are_caught():
+    """Where the planned width is a fifth of the true one, a short chain may look mixed, with a hundred effective draws."""
+    told = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        run = run_of(*langevin(rng, 0.0, starts(rng, 1), steps=200, h=1.5, curve=0.04))
+        assert run.draws["b"].std() * 0.2 < 0.5
+        assert not run.verdict.usable or "that the released answers imply" in words(run), (seed, run.verdict)
+        told += "The chains do not agree" not in words(run)
+    assert told > 2
+
+
+def test_a_posterior_that_the_trust_region_cuts_off_is_not_good():
+    rng = np.random.default_rng(0)
+    run = run_of(*langevin(rng, 0.0, starts(rng, 1), steps=20_000, h=1.5, curve=0.01))
+    assert run.draws["b"].std() < 7 and "cut off by the trust region" in words(run)
+    assert run.verdict.level == "rough"
 
 
 def test_one_chain_is_rough_at_best():
@@ -188,6 +207,35 @@ def test_twins_that_agree_on_a_wrong_place_are_caught(kind):
     run = run_of(wrong, plan)
     assert run.verdict.level == "unusable" and "from where the released answers put the mode" in words(run)
     assert run_of(wrong, plan | {"prior_share": [1.0, 1.0]}).verdict.usable  # answers know nothing of such directions
+
+
+def test_a_range_that_was_stated_is_never_good_and_may_not_lead_away_from_the_pilot():
+    """Cut terms and draws agree on the posterior of the cut terms; the pilot's gradients were not cut by that range."""
+    rng = np.random.default_rng(0)
+    near = langevin(rng, 0.4, starts(rng, 2), steps=1000, h=1.0)
+    assert run_of(*near).verdict.level == "good"
+    stated = run_of(*near, exact=PERHAPS_CUT + " And more.")
+    assert stated.verdict.level == "rough" and "stated, not proven" in words(stated)
+    far = walk(rng, 4.0, starts(rng, 2, at=4.0), steps=3000)
+    assert run_of(*far).verdict.usable and not run_of(*far, exact=PERHAPS_CUT).verdict.usable
+    assert "from the pilot's centre" in words(run_of(*far, exact=PERHAPS_CUT))
+
+
+def test_a_clip_that_cuts_is_not_passed_over():
+    def visits(age, ill):
+        b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        with numpyro.plate("people", ill.shape[0]):
+            numpyro.sample("ill", dist.Bernoulli(logits=b[0] + b[1] * age), obs=ill)
+
+    rng = np.random.default_rng(41)
+    age = rng.uniform(-1, 1, 60_000)
+    data = {"age": age, "ill": (rng.random(60_000) < 1 / (1 + np.exp(1.2 - 0.9 * age))).astype(int)}
+    run = sf.sample(
+        visits, data, domain={"age": sf.Interval(-1, 1), "ill": sf.Binary()}, epsilon=8.0, delta=1e-7, seed=1,
+        sensitivity=sf.Clip(per_step=0.7), max_iterations=300, progress=False,
+    )  # fmt: skip
+    assert abs(run.draws["b"].mean((0, 1))[0] + 1.2) > 0.06  # six posterior standard deviations and more
+    assert run.verdict.level == "unusable"
 
 
 def test_chains_that_stand_still_are_caught():

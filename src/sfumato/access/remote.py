@@ -22,7 +22,7 @@ from sfumato.access.wire import FINE, PASSING, Approved, Ask, Begin, Handshake, 
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, LedgerError, OwnerRefused
 from sfumato.kernel import Langevin
 from sfumato.progress import say
-from sfumato.study import Study, make_study
+from sfumato.study import Study, computes_alike, make_study
 
 T = TypeVar("T")
 
@@ -150,6 +150,7 @@ class RemoteOwner:
                 continue
             if tried[key].model.fingerprint() in approved.models:
                 _same_domain(self.name, domain, approved.domain)
+                _same_numbers(self.name, tried[key], approved)
                 return approved.name, _answerable(tried[key], kernel, approved), approved.n
         if not tried and trouble is not None:
             raise trouble
@@ -471,6 +472,16 @@ def _from_body(body: bytes, where: str) -> Exception:
         return refused(msgspec.json.decode(body, type=Refused), where)
     except msgspec.DecodeError:
         return ConnectionError(f"what answers at {where} is no node; check the address.")
+
+
+def _same_numbers(owner: str, study: Study, approved: Approved) -> None:
+    """Refuse a model that is written as the owner's and computes something else."""
+    theirs = dict(zip(approved.models, approved.computes, strict=True))
+    if not computes_alike(study, theirs[study.model.fingerprint()]):
+        raise InvalidInput(
+            f"both sides must compute the same, and your model is written as that of {owner!r} and computes something else: a "
+            "variable outside of the function differs (a constant, a prior's scale?). Use the owner's own file, all of it."
+        )
 
 
 def _same_domain(owner: str, mine: Mapping[str, Any] | None, theirs: Mapping[str, Any]) -> None:

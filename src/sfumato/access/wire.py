@@ -70,7 +70,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
     """One study of the handshake: its name, and the fingerprints of the forms it may be studied in.
 
-    `near`: whether Langevin around a reference point is answered, for a model that is no family.
+    `near`: whether Langevin around a reference point is answered, for a model that is no family. `computes`: what each of the
+    `models` computes at made-up records (`sfumato.study.computed`), for a fingerprint is that of a text.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     sensitivity: str
     sigma_floor: float
     theta_bound: float
+    computes: list[list[float | None]]
     near: bool = False
 
 

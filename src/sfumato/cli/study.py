@@ -105,6 +105,7 @@ def resume(
     from_guess: Annotated[
         bool, typer.Option("--from-guess", help="If the pilot did not arrive: run another, from the study's [guess].")
     ] = False,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was interrupted or killed, or whose pilot did not arrive.
@@ -127,7 +128,7 @@ def resume(
     with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
             home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity(),
-            guess=file.guess if from_guess else None, pilot_share=pilot_share,
+            guess=file.guess if from_guess else None, pilot_share=pilot_share, force=force,
         )  # fmt: skip
     _hand_over(drawn, checkpoint, home, file.name, as_json)
 

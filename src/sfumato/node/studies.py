@@ -13,7 +13,7 @@ from sfumato.families.base import Family
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile, StudyEntry
 from sfumato.planner import make_plan
-from sfumato.study import Study, make_study
+from sfumato.study import Study, computed, make_study
 from sfumato.studyfile import load_model
 
 _PLAIN, _AUTO = "guided", "auto"  # kernels for which a family is studied in its own and in its natural parameter
@@ -41,6 +41,7 @@ class ApprovedStudy:
         forms = [make_study(model, domain, sensitivity, kernel) for kernel in kernels]
         self.forms: dict[str, Study] = {form.model.fingerprint(): form for form in forms}
         self._main = forms[0]
+        self._computes = [computed(form) for form in self.forms.values()]
         # Settled now, not at the first question: whether its model can be bounded around a reference point.
         self._near = self._main.near is not None and self._main.near.possible
         self.plan: Callable[..., dict[str, Any]] = lru_cache(maxsize=256)(self._plan)
@@ -57,7 +58,7 @@ class ApprovedStudy:
         return Approved(
             name=self.name, models=list(self.forms), domain={k: column.to_dict() for k, column in main.domain.items()},
             n=self.n, sensitivity=main.bounds.describe(), sigma_floor=self.entry.sigma_floor,
-            theta_bound=self.entry.theta_bound, near=self._near,
+            theta_bound=self.entry.theta_bound, near=self._near, computes=self._computes,
         )  # fmt: skip
 
     def _plan(self, epsilon: float, delta: float, n: int) -> dict[str, Any]:

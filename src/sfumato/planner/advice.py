@@ -107,14 +107,16 @@ def _ends(d: Domain) -> str:
     return f"[{np.min(d.lo):.6g}, {np.max(d.hi):.6g}]"
 
 
-def ways_out(epsilon: float, n: float, hint: str) -> str:
+def ways_out(epsilon: float, n: float, hint: str, *, fewer_chains: bool, guess: str = "") -> str:
     """Ways out of a weak plan, in a sentence or two; an epsilon or a number of records only where somebody could have it."""
     would, would_not = _enough(epsilon, n)
     beginning = f"No {' and no '.join(would_not)} would do. " if would_not else ""
     ways = [
         *would,
         *([hint[:1].lower() + hint[1:]] if hint else []),
-        "fewer chains, a simpler model or a tighter domain",
+        *([guess] if guess else []),
+        *(["fewer chains"] if fewer_chains else []),
+        "a simpler model or a tighter domain",
     ]
     return f"{beginning}Ways out: {'; '.join(ways)}."
 

@@ -19,7 +19,7 @@ from sfumato.haste import hastily
 from sfumato.model import Model
 from sfumato.model.base import theta_of
 from sfumato.planner import forecast, proportional, truncated
-from sfumato.planner.plan import ENOUGH_ESS, Plan
+from sfumato.planner.plan import ENOUGH, Plan
 
 Array: TypeAlias = Any
 
@@ -133,11 +133,11 @@ def refuse_if_weak(plan: Plan) -> None:
     """Raise `PlanTooWeak` with ways out that fit a bundle."""
     if not plan.weak:
         return
-    wanted = ENOUGH_ESS * plan.chains
+    fewer = "fewer chains; " if plan.fewer_chains_would_do else ""
     raise PlanTooWeak(
-        f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({wanted:g} in all); these copies (epsilon="
-        f"{plan.epsilon:g}, delta={plan.delta:g}, n={plan.n:,}) promise {plan.forecast_ess:.2g}. Ways out: bundle.noise_aware(), "
-        "which is calibrated where a chain cannot mix; fewer chains; a bundle with a larger epsilon or more copies. "
-        "force=True samples all the same.",
+        f"a plan must promise {plan.enough_ess:g} effective draws in all ({ENOUGH}); these copies "
+        f"(epsilon={plan.epsilon:g}, delta={plan.delta:g}, n={plan.n:,}) promise {plan.forecast_ess:.2g}. Ways out: "
+        f"bundle.noise_aware(), which is calibrated where a chain cannot mix; {fewer}a bundle with a larger epsilon or more "
+        "copies. force=True samples all the same.",
         plan=plan,
     )

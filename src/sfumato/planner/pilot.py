@@ -50,6 +50,7 @@ _BENDS = 4.0  # factor by which a step may change the information along it
 _KINKED = 0.3  # information over outer products on made-up records, where it is less the program has kinks
 _MARGIN = 1.0 + 2.0**-10
 _FAR = 6.0  # posterior standard deviations, root mean square: from further away a gradient says nothing of the mode
+_OPEN = 4.0  # posterior standard deviations of noise in a gradient, from where the limit may be better elsewhere in proportion
 _BENT = 0.25  # of the noise: a Newton step may miss by so much, because the log posterior is no parabola, and still be heard
 _CLIMB_STEPS = 100  # to the top of a parabola plus the log prior
 _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave the region the prior believes in
@@ -60,8 +61,8 @@ class Piloted(NamedTuple):
 
     `off_by`: upper limit (99 %) of the distance of the centre from the mode, root mean square over coordinates, in posterior
     standard deviations. `arrived`: the limit is within what a chain forgives, and the last gradient is no surprise. `spent`: mu
-    squared, all releases together. `too_wide`: for a pilot that stopped early, the distance between two records' whitened scores
-    that it saw; None for all others.
+    squared, all releases together. `width`: the largest distance between two records' whitened scores that it saw at its end; it
+    tells the one-shot limit. `early`: it stopped early because of that width.
     """
 
     picture: forecast.Picture
@@ -69,7 +70,8 @@ class Piloted(NamedTuple):
     arrived: bool
     off_by: float
     spent: float
-    too_wide: float | None = None
+    width: float
+    early: bool = False
 
 
 class Answered(NamedTuple):
@@ -79,16 +81,25 @@ class Answered(NamedTuple):
     score: np.ndarray
     noise: np.ndarray
 
+    @property
+    def precision(self) -> np.ndarray:
+        """Inverse of the noise's covariance; very large where a score is known to be zero."""
+        covariance = self.noise @ self.noise.T
+        exact = np.where(np.diag(covariance) == 0, 1e-9 * np.trace(covariance), 0.0)
+        return forecast.safe_inverse(covariance + np.diag(exact))
+
 
 class Looked(NamedTuple):
     """A noisy gradient of the log posterior in whitened coordinates: the way to the mode in posterior standard deviations.
 
-    `score` is the records' part of it, as it is; `sigma` the noise of each whitened coordinate.
+    `score` is the records' part of it, as it is; `sigma` the noise of each whitened coordinate, `free` how many of them have any:
+    a coordinate that no record speaks of has none.
     """
 
     way: np.ndarray
     score: np.ndarray
     sigma: float
+    free: int
 
     @property
     def square(self) -> float:
@@ -136,8 +147,9 @@ def run_pilot(
         stops early, and keeps what it has not spent.
     """
     limit = 1.0 if most is None else max(most / mu_squared, 1.0)
-    asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), limit, DOUBT**0.5 * widest)
-    guide = _Guide(model, domain, n, bound, known)
+    silent = synthetic.silent(model, domain, start)
+    asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), silent, limit, DOUBT**0.5 * widest)
+    guide = _Guide(model, domain, n, bound, known, silent)
     point = guide.enter(np.clip(start, -bound, bound), covariance)
     try:
         return _placed(asker, guide, _climb(asker, guide, point))
@@ -157,8 +169,10 @@ class _Asker:
     mu_squared: float
     release: Release
     search: Search
+    silent: np.ndarray
     limit: float = 1.0
     widest: float = np.inf
+    noise: float = np.inf
     spent: float = 0.0
     released: list[dict[str, Any]] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
@@ -185,20 +199,30 @@ class _Asker:
         return float(min(max(1 - self.spent, enough, _LEAST), self.limit - self.spent))
 
     def check_width(self, point: "_Point") -> None:
-        """Stop, if records' scores lie so far apart that no chain is worth its while; not by information that is mostly noise."""
+        """Stop, if records' scores lie so far apart that no chain is worth its while.
+
+        Not by information that is mostly noise; and where the last gradient left the place open, perhaps far from the mode,
+        the limit must be worse by as much: elsewhere scores may be shorter.
+        """
         if point.roughness > _TRUSTED or not np.isfinite(self.widest):
             return
-        width = diameter(self.search.vectors("gradient", point.theta, point.root))
-        if width > self.widest:
+        width = self.width(point)
+        if width > self.widest * max(1.0, self.noise / _OPEN) ** 0.5:
             raise _TooWide(point, width)
+
+    def width(self, point: "_Point") -> float:
+        """The largest distance between two records' whitened scores that a search finds."""
+        return diameter(self.search.vectors("gradient", point.theta, point.root))
 
     def gradient(self, theta: np.ndarray, root: np.ndarray, share: float) -> Looked:
         """The way to the mode, and its noise."""
         answer, sigma = self.ask("gradient", theta, root, share)
+        self.noise = sigma
         slope = np.asarray(compiled.prior_derivatives(self.model)(theta)[0])
-        score = np.linalg.solve(root.T, answer)
-        self.answered.append(Answered(theta, score, np.linalg.inv(root).T * sigma))
-        return Looked(answer + root.T @ slope, score, sigma)
+        listen = _listen(root, self.silent)
+        score = listen @ answer
+        self.answered.append(Answered(theta, score, listen * sigma))
+        return Looked(root.T @ (score + slope), score, sigma, int(np.sum(~self.silent)))
 
 
 # -- moving -------------------------------------------------------------------------------------------------------------
@@ -226,6 +250,7 @@ class _Guide:
     n: int
     bound: float
     known: bool
+    silent: np.ndarray
 
     def enter(self, theta: np.ndarray, covariance: np.ndarray | None) -> _Point:
         """The start, with what the plan assumes there."""
@@ -236,6 +261,7 @@ class _Guide:
 
     def at(self, theta: np.ndarray, information: np.ndarray, roughness: float, reached: float = 0.0) -> _Point:
         """A point and its whitening matrix."""
+        information = np.where(self.silent[:, None] | self.silent, 0.0, information)
         precision = forecast.positive(information + forecast.prior_precision(self.model, theta))
         root = np.linalg.cholesky(forecast.safe_inverse(precision))
         return _Point(theta, information, root, roughness, reached)
@@ -282,11 +308,15 @@ class _Guide:
         By made-up records, and by the prior as it is. Where the posterior is curved within the pilot's own error, that error
         says little.
         """
-        batch = synthetic.uniform(self.model, self.domain, point.theta)
-        bends = _bends(self.model, self.n, point.theta, batch, self.kind(point.theta))
-        white = np.linalg.inv(point.root)
         ends = [point.theta + sign * reach * axis for axis in point.root.T for sign in (-1.0, 1.0)]
-        missed = [float(np.linalg.norm(white @ bends(end))) for end in ends]
+        return self.misses(point, ends)
+
+    def misses(self, mode: _Point, starts: Sequence[np.ndarray]) -> float:
+        """How far a Newton step from the worst of these starts misses the mode, in posterior standard deviations."""
+        batch = synthetic.uniform(self.model, self.domain, mode.theta)
+        bends = _bends(self.model, self.n, mode.theta, batch, self.kind(mode.theta))
+        white = np.linalg.inv(mode.root)
+        missed = [float(np.linalg.norm(white @ bends(start))) for start in starts]
         return max((m for m in missed if np.isfinite(m)), default=0.0)
 
     def _straight_for(self, theta: np.ndarray, way: np.ndarray) -> float:
@@ -314,7 +344,7 @@ class _Guide:
 
 def _climb(asker: _Asker, guide: _Guide, point: _Point) -> _Point:
     """Follow gradients, rung after rung, until one of the last rung is no longer than its noise or the budget is used."""
-    dim, rung, moved = len(point.theta), 0, True
+    rung, moved = 0, True
     for _ in range(_STEPS):
         share = LADDER[rung]
         if asker.spent + share + _ROUGH_INFORMATION > asker.limit - _KEPT_BACK:
@@ -322,9 +352,9 @@ def _climb(asker: _Asker, guide: _Guide, point: _Point) -> _Point:
         if moved:
             point = _informed(asker, guide, point)
         looked = asker.gradient(point.theta, point.root, share)
-        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, dim)
+        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, looked.free)
         # Even a gradient that is hardly longer than its noise is worth following if it is longer than noise on average.
-        moved = looked.square > looked.sigma**2 * dim
+        moved = looked.square > looked.sigma**2 * looked.free
         if moved:
             point = guide.move(point, looked)
         if quiet:
@@ -364,20 +394,22 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
             point, rough = _with_information(asker, guide, point, share, _LAST_CLEAR)
         asker.check_width(point)
         looked = asker.gradient(point.theta, point.root, asker.last(point))
-        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, dim)
+        quiet = is_noise(looked.square, looked.sigma**2 + point.reached, looked.free)
         if quiet or asker.limit - asker.spent < _KEPT_BACK:
             break
         point = guide.move(point, looked)  # a surprise, and there is budget to look again
     centre, error = _centre(asker, guide, point)
     # What is left: the noise of the placing gradients, and what the last step missed if the information is off.
     # After a surprise nobody has looked whether the last step led anywhere: all of the distance counts.
-    far = upper_limit(looked.square, looked.sigma, dim)
+    far = upper_limit(looked.square, looked.sigma, looked.free)
     missed = far * min(point.roughness, 1.0) if quiet else far
     final = guide.at(centre, guide.made_up(centre) if guide.known else point.information, 0.0)
-    off_by = (noise_length(error, dim) + missed + guide.bend(final, 2 * error)) / dim**0.5
-    error = float(np.hypot(error, guide.bend(final, error) / dim**0.5))
+    last = guide.misses(final, [point.theta])
+    off_by = (noise_length(error, dim) + missed + last + guide.bend(final, 2 * error)) / dim**0.5
+    error = float(np.linalg.norm([error, last / dim**0.5, guide.bend(final, error) / dim**0.5]))
     picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
-    return Piloted(picture, asker.released, bool(quiet and off_by <= FORGIVEN), off_by, asker.spent * asker.mu_squared)
+    arrived, width = bool(quiet and off_by <= FORGIVEN), asker.width(final)
+    return Piloted(picture, asker.released, arrived, off_by, asker.spent * asker.mu_squared, width)
 
 
 class _TooWide(Exception):
@@ -397,7 +429,7 @@ def _stopped(asker: _Asker, seen: _TooWide) -> Piloted:
     picture = forecast.Picture(
         point.theta, point.root @ point.root.T, "a pilot that stopped early", sigma, point.roughness
     )
-    return Piloted(picture, asker.released, False, off_by, asker.spent * asker.mu_squared, seen.width)
+    return Piloted(picture, asker.released, False, off_by, asker.spent * asker.mu_squared, seen.width, True)
 
 
 def _centre(asker: _Asker, guide: _Guide, point: _Point) -> tuple[np.ndarray, float]:
@@ -418,7 +450,7 @@ def _together(
     A score :math:`s_k` that was asked at :math:`\theta_k` says :math:`s_k - J(\theta - \theta_k)` of theta; these are averaged
     by the precisions of their noises. The mode is off by :math:`\Sigma` times the average's noise.
     """
-    precisions = [forecast.safe_inverse(a.noise @ a.noise.T) for a in answered]
+    precisions = [a.precision for a in answered]
     spread = forecast.safe_inverse(np.sum(precisions, axis=0))
     moved = [p @ (a.score - information @ (theta - a.theta)) for p, a in zip(precisions, answered, strict=True)]
     root = np.linalg.cholesky(covariance)
@@ -485,6 +517,20 @@ def _straight(
         return bool(np.linalg.norm(white @ bend(a.theta)) < _BENT * noise)
 
     return [a for a in answered[:-1] if near(a)] + answered[-1:]
+
+
+def _listen(root: np.ndarray, silent: np.ndarray) -> np.ndarray:
+    r"""Matrix from a whitened noisy answer :math:`A^\top s + e` to the score s, of which some coordinates are known to be zero.
+
+    The noise of :math:`A^{-\top}(A^\top s + e)` is correlated, so what is heard in a silent coordinate tells of the noise in the
+    others, and is taken off there.
+    """
+    back = np.linalg.inv(root).T
+    if not silent.any():
+        return back
+    covariance = back @ back.T
+    part = covariance[:, silent] @ np.linalg.inv(covariance[np.ix_(silent, silent)])
+    return np.where(silent[:, None], 0.0, back - part @ back[silent])
 
 
 def _bounded(move: np.ndarray, prior_sd: np.ndarray) -> np.ndarray:

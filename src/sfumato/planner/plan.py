@@ -31,10 +31,16 @@ FAMILY_PILOT_SHARE = 0.03
 """The same for a regular family, whose information is public: three gradients are enough."""
 ENOUGH_ESS = 5.0
 """Effective draws per chain below which a chain cannot be told from one that never mixed."""
+ENOUGH_IN_ALL = 20.0
+"""The same for all chains together, however few: a little more than the least that a verdict lets anybody use."""
+ENOUGH = f"{ENOUGH_ESS:g} a chain, and {ENOUGH_IN_ALL:g} at the least"
+"""Both in words."""
 MAX_ITERATIONS = 10_000
 """Default limit on steps per chain where each is a pass over the records."""
 MAX_FAMILY_ITERATIONS = 50_000
 """Default limit where the sum of statistics answers."""
+GUESSED = "the guess given"
+"""What a plan with a guess rests on."""
 KERNEL_NAMES = ("auto", *forecast.KERNELS, Langevin.name)
 
 
@@ -103,14 +109,19 @@ class Plan:
         return self.forecast_ess / self.limit_ess
 
     @property
+    def enough_ess(self) -> float:
+        """Effective draws that the chains must promise together."""
+        return max(ENOUGH_IN_ALL, ENOUGH_ESS * self.chains)
+
+    @property
     def weak(self) -> bool:
         """Whether the forecast says the chain cannot mix."""
-        return self.forecast_ess < ENOUGH_ESS * self.chains
+        return self.forecast_ess < self.enough_ess
 
     @property
     def hopeless(self) -> bool:
         """Whether that is so for most parameters of the prior: then nothing is spent to find out."""
-        return (self.forecast_ess if self.band is None else self.band[1]) < ENOUGH_ESS * self.chains
+        return (self.forecast_ess if self.band is None else self.band[1]) < self.enough_ess
 
     def build_kernel(self) -> Kernel:
         """The walk, ready to run."""
@@ -123,10 +134,11 @@ class Plan:
         if not self.hopeless:
             return
         epsilon, n = self.would_do(self._short_by)
+        ways = ways_out(epsilon, n, self.hint, fewer_chains=self.fewer_chains_would_do, guess=self._another_guess)
         raise PlanTooWeak(
-            f"a plan must promise {ENOUGH_ESS:g} effective draws a chain ({ENOUGH_ESS * self.chains:g} in all); this budget "
+            f"a plan must promise {self.enough_ess:g} effective draws in all ({ENOUGH}); this budget "
             f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
-            f"{ways_out(epsilon, n, self.hint)} force=True samples all the same"
+            f"{ways} force=True samples all the same"
             + (
                 "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
                 if self.family
@@ -136,9 +148,22 @@ class Plan:
         )
 
     @property
+    def fewer_chains_would_do(self) -> bool:
+        """Whether fewer chains would have to promise less."""
+        return self.enough_ess > ENOUGH_IN_ALL
+
+    @property
+    def _another_guess(self) -> str:
+        """Before a pilot the forecast is that of a place which the posterior may be nowhere near."""
+        if self.band is None:
+            return ""
+        near, known = self.assumptions[0], GUESSED in self.assumptions[0]
+        return f"{'another' if known else 'a'} guess= of where the parameters are, if you have one (this plan rests on {near})"
+
+    @property
     def _short_by(self) -> float:
         """How many times as many effective draws a weak plan would need."""
-        return ENOUGH_ESS * self.chains / max(self.forecast_ess, 1e-12)
+        return self.enough_ess / max(self.forecast_ess, 1e-12)
 
     def would_do(self, factor: float) -> tuple[float, int]:
         """An epsilon on the same records, or a number of records at the same epsilon, for so many times the effective draws."""
@@ -196,11 +221,9 @@ class Plan:
         if not self.weak:
             return []
         if not self.hopeless:
-            return [
-                ("weak", f"fewer than {ENOUGH_ESS * self.chains:g} draws if theta is near there; the pilot will tell")
-            ]
+            return [("weak", f"fewer than {self.enough_ess:g} draws if theta is near there; the pilot will tell")]
         epsilon, n = self.would_do(self._short_by)
-        words = f"sample refuses this plan: it needs {ENOUGH_ESS * self.chains:g} effective draws ({ENOUGH_ESS:g} a chain); "
+        words = f"sample refuses this plan: it needs {self.enough_ess:g} effective draws ({ENOUGH}); "
         return [("too weak", words + would_do(epsilon, n, self.hint))]
 
     def __str__(self) -> str:
@@ -502,7 +525,7 @@ def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, 
     # Log-densities may have a kink at round values such as zero, where a derivative is only formally defined.
     nudge = 1e-4 * np.std(draws, axis=0)
     if guess is not None:
-        return theta_of(model, guess, "guess") + nudge, "the guess given"
+        return theta_of(model, guess, "guess") + nudge, GUESSED
     median = _settled(model, np.median(draws, axis=0), np.std(draws, axis=0))
     density = compiled.prior_density(model)
     if density(jax.device_put(median)) >= np.median([density(jax.device_put(draw)) for draw in draws[::20]]):

@@ -45,6 +45,15 @@ def _drawn_in(column: Domain, values: np.ndarray, spread: float) -> np.ndarray:
     return np.asarray(middle + spread * (values - middle))
 
 
+def silent(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> np.ndarray:
+    """Which coordinates of theta no record speaks of (a hierarchy's hyperparameters): their score is zero, whoever is asked."""
+    draws = compiled.prior_draws(model)
+    points = [theta, *draws[:: len(draws) // 3]]
+    batches = [extreme(domain), *(uniform(model, domain, point) for point in points[:2])]
+    slopes = np.concatenate([np.asarray(compiled.scores(model)(p, dict(b))) for p in points for b in batches])
+    return np.asarray(np.all(slopes == 0, axis=0) & ~np.all(slopes == 0))
+
+
 def given(domain: Mapping[str, Domain], example: Any) -> Batch:
     """Take public example records, checked as private ones are; messages may quote them.
 

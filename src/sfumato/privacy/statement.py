@@ -9,6 +9,8 @@ from sfumato.privacy import composition
 NEIGHBOURS = "one record replaced by any other record of the domain; the number of records is public"
 CLAMPED = "records outside the declared domain were moved to its nearest point before anything was computed"
 """What `outside="clamp"` does: a rule. Whether it met any record, or how many, is not released."""
+PERHAPS_CUT = "The draws are exact only as far as no record's term was cut; whether any was is not released."
+"""What is known of a chain whose range of one record's log ratio was stated and not proven."""
 
 
 def careless(delta: float, n: int) -> str:

@@ -239,6 +239,32 @@ def test_a_model_the_owner_did_not_approve_is_refused_on_both_sides(alice, folde
     assert refused.value.code == "other-model"
 
 
+@pytest.mark.parametrize("theirs", [(3.0, 1.0), (1.0, 0.5)])
+def test_a_model_of_the_same_text_that_computes_something_else_is_refused(tmp_path, theirs):
+    """A fingerprint is that of a text, which does not show the variables outside of the function."""
+    text = """
+import numpyro
+import numpyro.distributions as dist
+
+LINK, PRIOR = {}, {}
+
+
+def coin(y):
+    b = numpyro.sample("b", dist.Normal(0.0, PRIOR))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("obs", dist.Bernoulli(logits=LINK * b), obs=y)
+"""
+    tokens = prepare(tmp_path / "owner", studies=("coin",))
+    (tmp_path / "analyst").mkdir()
+    (tmp_path / "owner" / "model.py").write_text(text.format(*theirs))
+    (tmp_path / "analyst" / "model.py").write_text(text.format(1.0, 1.0))
+    with threaded(tmp_path / "owner") as running:
+        owner = connect(running.url, token=tokens["alice"])
+        with pytest.raises(InvalidInput, match="computes something else"):
+            owner.study(load(tmp_path / "analyst", "coin"))
+        assert owner.study(load(tmp_path / "owner", "coin"))[0] == "coin"
+
+
 def test_the_domain_is_the_owners(alice, folder):
     with pytest.raises(InvalidInput, match="the owner's to declare"):
         alice.study(load(folder[0], "coin"), {"y": sf.Integers(0, 3)})
