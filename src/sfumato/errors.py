@@ -108,7 +108,8 @@ class NotArrived(SfumatoError):
     """The pilot did not get near the posterior, and the chain was not begun.
 
     `off_by` is how far it may be off (posterior standard deviations, root mean square, upper 99 % limit); `spent` and `left` are
-    of the budget, in units of mu squared. `limit` is the one-shot limit in effective draws as the pilot saw it. `so_far` says that in words, without the way on.
+    of the budget, in units of mu squared. `limit` is the one-shot limit in effective draws as the pilot saw it. `so_far` says all
+    that in words, without the way on.
     """
 
     def __init__(

@@ -125,9 +125,10 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint
     limit, wanted = about["limit"], plan.enough_ess
     if about["early"] or limit < wanted / DOUBT:
         epsilon, n = plan.would_do(wanted / limit)
+        when = " early on" if about["early"] else ""
         raise NotArrived(
-            f"a chain needs {wanted:g} effective draws in all, and the pilot saw{' early on' if about['early'] else ''} that no sampler "
-            f"can get more than about {limit:.2g} from this budget. {paid}",
+            f"a chain needs {wanted:g} effective draws in all, and the pilot saw{when} that no sampler can get more "
+            f"than about {limit:.2g} from this budget. {paid}",
             f"{ways_out(epsilon, n, plan.hint, fewer_chains=plan.fewer_chains_would_do)} force=True samples all the same.",
             limit=limit,
             **numbers,

@@ -1,7 +1,7 @@
 """Every way to run, with noise that repeats: what a rebuilding must not change.
 
 A case is a whole run through the public interface. The two noise sources are replaced by a stream that follows from their scale
-alone, so that a case gives the same numbers whoever draws first. `PYTHONPATH=tests python tests/golden/golden_cases.py [NAME ...]`
+alone, so that a case gives the same numbers whoever draws first. `PYTHONPATH=tests python tests/golden/golden_cases.py [NAME]`
 writes them down anew; `test_golden.py` compares.
 """
 
