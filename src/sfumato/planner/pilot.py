@@ -405,7 +405,9 @@ def _placed(asker: _Asker, guide: _Guide, point: _Point) -> Piloted:
     missed = far * min(point.roughness, 1.0) if quiet else far
     final = guide.at(centre, guide.made_up(centre) if guide.known else point.information, 0.0)
     last = guide.misses(final, [point.theta])
-    off_by = (noise_length(error, dim) + missed + last + guide.bend(final, 2 * error)) / dim**0.5
+    # The noise of the gradients is independent of everything else that may be wrong: squares add.
+    other = missed + last + guide.bend(final, 2 * error)
+    off_by = float(np.hypot(noise_length(error, dim), other)) / dim**0.5
     error = float(np.linalg.norm([error, last / dim**0.5, guide.bend(final, error) / dim**0.5]))
     picture = forecast.Picture(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
     arrived, width = bool(quiet and off_by <= FORGIVEN), asker.width(final)
