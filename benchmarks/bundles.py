@@ -23,8 +23,8 @@ import numpy as np
 from jax import lax
 
 import sfumato as sf
-from sfumato.algorithm3 import Question, run_chain
 from sfumato.kernel import Guided, PublicStream, State
+from sfumato.run.copies import CopiesAccess
 
 N, P = 100_000, 0.22
 PROMISED = 3.0
@@ -72,15 +72,19 @@ def time_bare(run, steps: int, copies: np.ndarray, rng: np.random.Generator) -> 
     return perf_counter() - began
 
 
-def time_library(bundle: sf.Bundle, steps: int, question: Question, model) -> float:
-    stream = PublicStream(0, 1)
+def time_library(bundle: sf.Bundle, steps: int, family, model, kernel) -> float:
+    stream, done = PublicStream(0, 1), 0
     theta = jnp.full((1, 1), -1.2656)
     states = State(theta, jax.vmap(model.log_prior)(theta), jnp.ones((1, 1)))
     began = perf_counter()
-    rows, _ = run_chain(question, states, stream, steps, bundle.take)
-    took = perf_counter() - began
-    assert len(rows.theta) == steps
-    return took
+    access = CopiesAccess(family, model, [bundle], [], 1)
+    access.begin(kernel, 0.0, states)
+    while done < steps:
+        size = min(access.longest, steps)
+        chunk = access.chunk(states, stream.peek(kernel, size), min(size, steps - done), 0)
+        states, done = chunk.states, done + chunk.steps
+        stream.consume(chunk.steps)
+    return perf_counter() - began
 
 
 def compare(steps: int, repeat: int, path: Path) -> float:
@@ -96,16 +100,15 @@ def compare(steps: int, repeat: int, path: Path) -> float:
     model = family.to_model()
     step = 2.0 / (SCALE * bundle.xi**0.5)  # sigma of about two
     kernel = Guided(np.eye(1) * SCALE, step)
-    question = Question(family, model, kernel, N, bundle.xi, 1.0)
     bare, library = [], []
     with jax.enable_x64(True):
         run = bare_scan(N, bundle.xi, SCALE * step)
         rng = np.random.default_rng(1)
         time_bare(run, steps, values, rng)  # compiles
-        first = time_library(sf.Bundle(bundle._header, values=values), steps, question, model)  # compiles
+        first = time_library(sf.Bundle(bundle._header, values=values), steps, family, model, kernel)  # compiles
         for _ in range(repeat):
             bare.append(time_bare(run, steps, values, rng))
-            library.append(time_library(sf.Bundle(bundle._header, values=values), steps, question, model))
+            library.append(time_library(sf.Bundle(bundle._header, values=values), steps, family, model, kernel))
     low, high = min(bare), min(library)
     print(f"{steps:,} iterations: bare scan {low:.3f} s, Algorithm 3 {high:.3f} s")
     print(f"(the first time, compilation included: {first:.3f} s)")

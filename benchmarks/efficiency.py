@@ -33,7 +33,7 @@ from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.planner import budget_mu, make_plan, replan, run_pilot
 from sfumato.planner.plan import FAMILY_PILOT_SHARE
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.sampler import _build_kernel
+from sfumato.run.chain import build_kernel
 from sfumato.study import Study, make_study
 from sfumato.vault import records
 from sfumato.vault.langevin import LangevinQuestion
@@ -171,7 +171,7 @@ def _chains(
 ) -> tuple[np.ndarray, ...]:
     """One chain per picture, each until its own budget ends: mean, steps, acceptance, share of the second query."""
     chains = len(pictures)
-    stream, kernel = PublicStream(seed, chains), _build_kernel(study, plan)
+    stream, kernel = PublicStream(seed, chains), build_kernel(study, plan)
     langevin = isinstance(kernel, Langevin)
     rng = np.random.default_rng(seed + 10**6)
     starts = np.stack(

@@ -71,7 +71,9 @@ def main() -> int:
     if options.child:
         child(options.child, options.precision, options.chains)
         return 0
-    libraries = "import sfumato.sampler, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    libraries = (
+        "import sfumato.run.sampling, resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "table.parquet"
         size = write_table(path, options.records)

@@ -20,7 +20,7 @@ from efficiency import DELTA, Endless, N, Problem, bernoulli, bernoullis, normal
 
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.planner import make_plan
-from sfumato.sampler import _build_kernel
+from sfumato.run.chain import build_kernel
 from sfumato.study import make_study
 from sfumato.vault import records
 from sfumato.vault.gaussian import ExactSource
@@ -66,7 +66,7 @@ def waiting(
         family=study.family,
     )
     plan = make_plan(study, n=N, epsilon=epsilon, delta=DELTA, kernel=kernel, chains=chains)
-    walk, stream = _build_kernel(study, plan), PublicStream(0, chains)
+    walk, stream = build_kernel(study, plan), PublicStream(0, chains)
     with jax.enable_x64(True):
         theta = jnp.broadcast_to(jnp.asarray(plan.picture.centre), (chains, len(plan.picture.centre)))
         pending = jnp.full(theta.shape, jnp.nan) if isinstance(walk, Langevin) else None

@@ -30,7 +30,7 @@ from scipy import stats
 
 import sfumato as sf
 from sfumato.errors import SfumatoError
-from sfumato.run import quiet_arviz
+from sfumato.run.result import quiet_arviz
 
 FALSE_ALARM = 1e-5
 """As in the tests: how often the benchmark may blame a sound sampler."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from sfumato.planner import Plan
     from sfumato.privacy import gdp
     from sfumato.raytable import RayTable
-    from sfumato.run import Run, StopReason, load
-    from sfumato.sampler import plan, resume, sample
+    from sfumato.run.result import Run, StopReason, load
+    from sfumato.run.sampling import plan, resume, sample
     from sfumato.sensitivity import Clip, Lipschitz, Range, certify
     from sfumato.vault.ledger import Ledger
 
@@ -30,8 +30,8 @@ _HOME = {
     "Audit": "auditor", "audit": "auditor", "Bundle": "bundle", "release": "bundle", "connect": "access.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
     "Model": "model", "from_pymc": "model", "Owner": "owner", "Plan": "planner", "RayTable": "raytable",
-    "Run": "run", "StopReason": "run", "load": "run",
-    "plan": "sampler", "resume": "sampler", "sample": "sampler",
+    "Run": "run.result", "StopReason": "run.result", "load": "run.result",
+    "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
     "Clip": "sensitivity", "Lipschitz": "sensitivity", "Range": "sensitivity", "certify": "sensitivity",
     "Ledger": "vault.ledger",
 }  # fmt: skip

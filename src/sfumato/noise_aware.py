@@ -35,11 +35,11 @@ from sfumato.errors import BundleError, InvalidInput, Unsupported
 from sfumato.families.base import Family
 from sfumato.families.counts import Binomial, Geometric, Linear, Poisson
 from sfumato.model import Model
-from sfumato.run import quiet_arviz
+from sfumato.run.result import quiet_arviz
 
 if TYPE_CHECKING:
     from sfumato.bundle import Bundle
-    from sfumato.run import Run
+    from sfumato.run.result import Run
 
 Array: TypeAlias = Any
 LogDensity: TypeAlias = Callable[[Array], Array]

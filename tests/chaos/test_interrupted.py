@@ -17,10 +17,10 @@ import pytest
 
 import sfumato as sf
 from chaos.test_pilot_killed import FAMILY, SETTINGS, Y, price, stop_at
-from sfumato.checkpoint import Checkpoint
 from sfumato.cli import endings, main
 from sfumato.errors import Interrupted
-from sfumato.underway import standing
+from sfumato.run.journal import Journal
+from sfumato.run.underway import standing
 
 STUDY = """
 [study]
@@ -98,22 +98,22 @@ def test_a_release_that_was_lost_and_paid_for_again_counts_twice(tmp_path, monke
 
 @pytest.mark.parametrize("share", [None, 0.0])
 def test_between_the_pilot_and_the_chains(tmp_path, monkeypatch, share):
-    from sfumato import sampler
+    from sfumato.run import sampling as sampler
 
     def pressed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as stop:
-        patch.setattr(sampler, "_start", pressed)
+        patch.setattr(sampler, "start", pressed)
         sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", pilot_share=share, **SETTINGS)
     assert ("is paid for and kept" if share is None else "no pilot") in stop.value.so_far
     assert "Nothing is drawn yet" in stop.value.so_far
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
-    assert f"{run.iterations} draws of every chain are kept" in standing(Checkpoint(tmp_path / "run"))
+    assert f"{run.iterations} draws of every chain are kept" in standing(Journal(tmp_path / "run"))
 
 
 def test_before_anything_could_be_spent_there_is_nothing_to_say(tmp_path, monkeypatch):
-    from sfumato import sampler
+    from sfumato.run import sampling as sampler
 
     def pressed(*_, **__):
         raise KeyboardInterrupt
@@ -127,7 +127,7 @@ def test_before_anything_could_be_spent_there_is_nothing_to_say(tmp_path, monkey
 def test_a_folder_that_cannot_be_read_promises_nothing(tmp_path, monkeypatch):
     interrupted(monkeypatch, tmp_path / "run", {"y": Y}, 2, True)
     (tmp_path / "run" / "pilot-000.json").write_text("{")
-    assert standing(Checkpoint(tmp_path / "run")) == ""
+    assert standing(Journal(tmp_path / "run")) == ""
 
 
 # -- in a shell: a real process, a real signal ------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_ctrl_c_in_the_pilot_of_a_resumed_run_whose_checkpoint_is_elsewhere(tmp_
 
 
 def test_ctrl_c_without_a_checkpoint_says_that_there_is_no_way_on(tmp_path, capsys, monkeypatch):
-    from sfumato import pilotlog
+    from sfumato.run import pilotlog
 
     def pressed(*_):
         raise KeyboardInterrupt
@@ -224,7 +224,7 @@ def test_ctrl_c_without_a_checkpoint_says_that_there_is_no_way_on(tmp_path, caps
 
 
 def test_ctrl_c_before_the_run_begins_says_that_nothing_was_spent(tmp_path, capsys, monkeypatch):
-    from sfumato import sampler
+    from sfumato.run import sampling as sampler
 
     def pressed(*_, **__):
         raise KeyboardInterrupt
@@ -318,15 +318,15 @@ def test_a_ctrl_c_that_python_would_forget_ends_the_run_at_its_next_step(
 
 
 def test_a_ctrl_c_that_is_lost_as_the_pilot_ends_does_not_begin_the_chains(tmp_path, monkeypatch, unraisable):
-    from sfumato import sampler
+    from sfumato.run import sampling as sampler
 
-    start = sampler._start
+    start = sampler.start
 
     def started(*given):
         in_a_weak_reference(lambda: signal.raise_signal(signal.SIGINT))
         return start(*given)
 
-    monkeypatch.setattr(sampler, "_start", started)
+    monkeypatch.setattr(sampler, "start", started)
     with pytest.raises(Interrupted, match="Nothing is drawn yet"):
         sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", **SETTINGS)
 
@@ -360,7 +360,7 @@ def test_while_chains_are_drawn_one_ctrl_c_is_a_request_and_two_are_an_order(tmp
 
 def test_a_ctrl_c_as_a_run_ends_takes_its_handler_away_all_the_same(monkeypatch):
     """Python hears pending signals before it changes a handler: raised there, the old one would stay for good."""
-    from sfumato.interruption import check, listening
+    from sfumato.run.interruption import check, listening
 
     before, real = signal.getsignal(signal.SIGINT), signal.signal
 
@@ -377,7 +377,7 @@ def test_a_ctrl_c_as_a_run_ends_takes_its_handler_away_all_the_same(monkeypatch)
 
 
 def test_an_ignored_ctrl_c_stays_ignored_and_other_threads_leave_it_alone():
-    from sfumato.interruption import check, listening, until_asked
+    from sfumato.run.interruption import check, listening, until_asked
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

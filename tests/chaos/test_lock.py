@@ -18,10 +18,10 @@ import sfumato as sf
 from chaos.test_pilot_killed import FAMILY, SETTINGS, Y
 from chaos.test_resume import check_account
 from sfumato import folderlock
-from sfumato.checkpoint import Checkpoint
 from sfumato.errors import CheckpointError, SfumatoError
-from sfumato.folderlock import FolderLock
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run.folderlock import FolderLock
+from sfumato.run.journal import Journal
 
 RULE = "held by one run at a time, and .* wait until that run has ended, or end it"
 
@@ -87,7 +87,7 @@ def test_the_second_of_two_threads_is_refused_and_the_first_goes_on(tmp_path, da
         with pytest.raises(CheckpointError, match=RULE):
             sf.sample(FAMILY, data(), checkpoint=folder, **SETTINGS)
         assert sorted(path.name for path in folder.iterdir()) == before
-        assert Checkpoint(folder).terms()["seed"] == SETTINGS["seed"]  # whoever reads needs no lock
+        assert Journal(folder).terms().seed == SETTINGS["seed"]  # whoever reads needs no lock
     first = run.result()
     check_free(folder)
     again = sf.resume(folder, data(), model=FAMILY)  # a finished run is handed over as before
@@ -112,7 +112,7 @@ def test_without_the_lock_two_threads_would_both_go_on(tmp_path, monkeypatch):
         second = sf.resume(tmp_path / "run", whole(), model=FAMILY)
     first = run.result()
     assert not np.array_equal(first.transcript["theta"], second.transcript["theta"])
-    assert sum(len(saved.transcript["accepted"]) for saved in Checkpoint(tmp_path / "run").read()) < (
+    assert sum(len(saved.transcript["accepted"]) for saved in Journal(tmp_path / "run").read()) < (
         first.iterations + second.iterations
     )
     with sf.Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
@@ -123,9 +123,9 @@ def test_a_run_goes_on_from_the_last_chunk_of_whoever_let_go_just_now(tmp_path):
     """What is in the folder is counted once it is held, not before."""
     folder = tmp_path / "run"
     first = sf.sample(FAMILY, whole(), checkpoint=folder, **SETTINGS)
-    kept = Checkpoint(folder)
+    kept = Journal(folder)
     saved = list(kept.read())
-    late = Checkpoint(folder)
+    late = Journal(folder)
     with kept.held():
         kept.add(saved[-1])
     with late.held():

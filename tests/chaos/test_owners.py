@@ -19,8 +19,8 @@ from node_helpers import load, prepare
 from sfumato.access import rounds
 from sfumato.access.questions import AHEAD
 from sfumato.access.remote import RemoteDoor, connect
-from sfumato.checkpoint import Checkpoint
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run.journal import Journal
 
 SETTINGS = {"chains": 2, "seed": 3, "force": True, "max_iterations": 600, "kernel": "guided", "pilot_share": 0.0}
 SETTINGS |= {"guess": {"p": 0.3}, "domain": {"y": sf.Binary()}, "progress": False}
@@ -50,8 +50,8 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, {tests!r})
     from chaos.test_owners import SETTINGS, coin, owners
     import sfumato as sf
-    from sfumato import sampler
-    sampler._CHUNK_TERMS = 2 * 2 * 40          # small chunks, so that there is something between them to hit
+    from sfumato.run import chain
+    chain.CHUNK_TERMS = 2 * 2 * 40          # small chunks, so that there is something between them to hit
     folder = Path({folder!r})
     sf.sample(coin, owners(folder), checkpoint=folder / "run", **SETTINGS)
     """
@@ -144,7 +144,7 @@ def test_kill_9_in_the_middle_costs_no_overspend_and_the_run_finishes(tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    before = np.concatenate([saved.transcript["theta"] for saved in Checkpoint(tmp_path / "run").read()])
+    before = np.concatenate([saved.transcript["theta"] for saved in Journal(tmp_path / "run").read()])
     again = owners(tmp_path)
     assert all(owner.ledger.accounts()[0].answers >= len(before) for owner in again)
     run = sf.resume(tmp_path / "run", again, model=coin)

@@ -17,10 +17,10 @@ from sfumato.access.local import LocalDoor
 from sfumato.access.questions import Release
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
-from sfumato.begun import NOTED
-from sfumato.checkpoint import Checkpoint
 from sfumato.errors import BudgetSpent, CheckpointError
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run.journal import Journal
+from sfumato.run.terms import Terms
 from sfumato.vault.vault import Vault
 
 FAMILY = sf.families.Bernoulli()
@@ -35,7 +35,7 @@ def private_state(tmp_path, monkeypatch):
 
 def stop_at(patch, note, written):
     """Stop when the pilot makes its so-manieth note, after it is on the disk or before."""
-    real, notes = Checkpoint.note_release, []
+    real, notes = Journal.note_release, []
 
     def note_release(self, number, entry):
         notes.append(number)
@@ -45,7 +45,7 @@ def stop_at(patch, note, written):
         if len(notes) == note:
             raise KeyboardInterrupt
 
-    patch.setattr(Checkpoint, "note_release", note_release)
+    patch.setattr(Journal, "note_release", note_release)
 
 
 def price(run, number=0):
@@ -59,7 +59,7 @@ def stopped(monkeypatch, folder, data, note, written):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at(patch, note, written)
         sf.sample(FAMILY, data, checkpoint=folder, **SETTINGS)
-    return Checkpoint(folder).releases()
+    return Journal(folder).releases()
 
 
 # Two notes a release: what is asked, what was answered.
@@ -123,7 +123,7 @@ def test_kill_9_between_an_answer_and_its_note(tmp_path):
     assert done.returncode == -signal.SIGKILL
     with sf.Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         paid = ledger.spent
-    before = Checkpoint(tmp_path / "run").releases()
+    before = Journal(tmp_path / "run").releases()
     assert [entry["answer"] is None for entry in before] == [False, True]
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
     assert run.pilot["lost"] == 1
@@ -181,7 +181,7 @@ def test_a_pilot_that_cannot_be_followed_or_read_is_refused(tmp_path, monkeypatc
     folder = tmp_path / "run"
     before = stopped(monkeypatch, folder, {"y": Y}, 4, True)
     for name in ("theta", "matrix", "sigma"):
-        Checkpoint(folder).note_release(1, before[1] | {name: (1.001 * np.array(before[1][name])).tolist()})
+        Journal(folder).note_release(1, before[1] | {name: (1.001 * np.array(before[1][name])).tolist()})
         with pytest.raises(CheckpointError, match="would ask another"):
             sf.resume(folder, {"y": Y}, model=FAMILY)
     whole = (folder / "pilot-000.json").read_text()
@@ -197,16 +197,15 @@ def test_a_pilot_that_cannot_be_followed_or_read_is_refused(tmp_path, monkeypatc
 
 
 def test_a_run_that_was_stopped_before_its_plan_has_spent_nothing(tmp_path):
-    Checkpoint(tmp_path / "run").create({"kernel": "auto"} | NOTED)
+    nothing = {"model": "", "model_name": ("", ""), "computes": [], "domain": None, "owners": []}
+    settled = {"run_id": "a", "seed": 1, "chains": 2, "kernel": "auto", "limit": 9, "sensitivity": "certify"}
+    Journal(tmp_path / "run").create(Terms(**settled, **nothing))
     with pytest.raises(CheckpointError, match="nothing was spent"):
         sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
-    Checkpoint(tmp_path / "old").create({"kernel": "auto"})  # by a version that noted nothing, and may have spent
-    with pytest.raises(CheckpointError, match="stays in the ledger"):
-        sf.resume(tmp_path / "old", {"y": Y}, model=FAMILY)
 
 
 def test_a_release_that_cannot_be_paid_for_again_ends_the_run_and_says_so(tmp_path, monkeypatch):
-    real, half = Checkpoint.note_release, 0.5 * sf.gdp.mu(4.0, 1e-5) ** 2
+    real, half = Journal.note_release, 0.5 * sf.gdp.mu(4.0, 1e-5) ** 2
 
     def note_release(self, number, entry):
         if entry["answer"] is not None and (2 * entry["radius"] / entry["sigma"]) ** 2 > half:  # the last, and dearest
@@ -214,14 +213,14 @@ def test_a_release_that_cannot_be_paid_for_again_ends_the_run_and_says_so(tmp_pa
         real(self, number, entry)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Checkpoint, "note_release", note_release)
+        patch.setattr(Journal, "note_release", note_release)
         sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", pilot_share=0.9, **SETTINGS)
     with pytest.raises(BudgetSpent, match="this run is over"):
         sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
 
 
 def test_a_full_disk_in_the_pilot_says_what_is_kept(tmp_path, monkeypatch):
-    real = Checkpoint._write
+    real = Journal._write
 
     def write(self, name, body, *kept):
         if name == "pilot-001.json":
@@ -232,7 +231,7 @@ def test_a_full_disk_in_the_pilot_says_what_is_kept(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoint, "_write", write)
+        patch.setattr(Journal, "_write", write)
         with pytest.raises(CheckpointError, match=r"No space left .* The answers noted so far are kept\."):
             sf.sample(FAMILY, {"y": Y}, checkpoint=tmp_path / "run", **SETTINGS)
     monkeypatch.undo()

@@ -16,10 +16,10 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
-from sfumato.checkpoint import Checkpoint
 from sfumato.errors import CheckpointError, InvalidInput, PlanTooWeak, SfumatoError
 from sfumato.planner import budget_mu
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta
+from sfumato.run.journal import Journal
 
 DOMAIN = {"y": sf.Binary()}
 SETTINGS = {"epsilon": 4.0, "delta": 1e-5, "chains": 2, "seed": 3, "force": True, "max_iterations": 20_000}
@@ -41,8 +41,8 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, {tests!r})
     from chaos.test_resume import SETTINGS, DOMAIN, coin, table
     import sfumato as sf
-    from sfumato import sampler
-    sampler._CHUNK_TERMS = 2 * 2 * 40          # two kinds of record, two chains: chunks small enough to hit
+    from sfumato.run import chain
+    chain.CHUNK_TERMS = 2 * 2 * 40          # two kinds of record, two chains: chunks small enough to hit
     run = sf.sample(coin, table(), domain=DOMAIN, checkpoint={folder!r}, progress=False, **SETTINGS)
     print(run.stop_reason.name, run.iterations, flush=True)
     """
@@ -67,10 +67,10 @@ def wait_for_chunks(folder: Path, count: int, process: subprocess.Popen) -> None
 
 def check_account(folder: Path, run: sf.Run, lost: float = 0.0) -> None:
     """The ledger covers at least what the transcript cost, and what was lost, and never passes the cap."""
-    terms = Checkpoint(folder).terms()
+    terms = Journal(folder).terms()
     with sf.Ledger(folder / "ledger.sqlite") as ledger:
         assert ledger.verify().ok
-        assert ledger.spent <= cap_quanta(terms["mu"])
+        assert ledger.spent <= cap_quanta(terms.owners[0].promise[2])
         realised = run.transcript["mu_squared"].sum() + lost
         pilot = sum((2 * r["radius"] / r["sigma"]) ** 2 for r in run.pilot["releases"])
         assert realised + pilot <= ledger.spent / QUANTA_PER_UNIT * (1 + 1e-12)
@@ -88,7 +88,7 @@ def test_kill_9_then_resume_keeps_every_durable_draw_and_the_account(tmp_path):
     wait_for_chunks(folder, 3, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    before = [saved.transcript["theta"] for saved in Checkpoint(folder).read()]
+    before = [saved.transcript["theta"] for saved in Journal(folder).read()]
     run = sf.resume(folder, table(), model=coin)
     assert run.stop_reason in (sf.StopReason.FINISHED, sf.StopReason.BUDGET_SPENT)
     kept = np.swapaxes(np.concatenate(before), 0, 1)
@@ -133,7 +133,7 @@ def copy(finished, tmp_path, monkeypatch):
 def test_resuming_a_finished_run_changes_nothing(copy):
     with sf.Ledger(copy / "ledger.sqlite") as ledger:
         before = ledger.spent
-    steps = sum(len(saved.transcript["accepted"]) for saved in Checkpoint(copy).read())
+    steps = sum(len(saved.transcript["accepted"]) for saved in Journal(copy).read())
     run = sf.resume(copy, table(3000), model=coin)
     assert run.iterations == steps > 0
     with sf.Ledger(copy / "ledger.sqlite") as ledger:
@@ -197,9 +197,9 @@ def test_without_its_ledger_a_run_is_over(copy, gone):
 
 
 def test_another_ledger_in_its_place_is_refused(copy):
-    terms = Checkpoint(copy).terms()
+    terms = Journal(copy).terms()
     (copy / "ledger.sqlite").unlink()
-    sf.Ledger.with_cap(copy / "ledger.sqlite", cap_quanta(terms["mu"])).close()
+    sf.Ledger.with_cap(copy / "ledger.sqlite", cap_quanta(terms.owners[0].promise[2])).close()
     with pytest.raises(CheckpointError, match="no account of this run"):
         sf.resume(copy, table(3000), model=coin)
     with sf.Ledger(copy / "ledger.sqlite") as ledger:
@@ -210,14 +210,14 @@ def test_deleting_chunks_gives_no_budget_back(copy):
     """What the message about a corrupt chunk advises is safe: the ledger keeps what the chunks cost."""
     with sf.Ledger(copy / "ledger.sqlite") as ledger:
         before = ledger.spent
-    cost = sum(saved.spent for saved in Checkpoint(copy).read())
+    cost = sum(saved.spent for saved in Journal(copy).read())
     for chunk in copy.glob("chunk-*.npz"):
         chunk.unlink()
     run = sf.resume(copy, table(3000), model=coin)
     assert run.iterations > 0
     check_account(copy, run)
     with sf.Ledger(copy / "ledger.sqlite") as ledger:
-        assert ledger.spent == before + sum(saved.spent for saved in Checkpoint(copy).read()) > before + cost / 2
+        assert ledger.spent == before + sum(saved.spent for saved in Journal(copy).read()) > before + cost / 2
 
 
 def refusals():
@@ -249,7 +249,7 @@ def test_a_refusal_leaves_the_files_of_others_alone(tmp_path):
 
 def test_what_the_pilot_paid_for_stays(tmp_path, monkeypatch):
     """After the pilot a refusal has cost something: its ledger is the record of it."""
-    from sfumato import sampler
+    from sfumato.run import sampling as sampler
 
     def weak(plan, pilot):
         raise PlanTooWeak("too weak", plan)
@@ -261,7 +261,7 @@ def test_what_the_pilot_paid_for_stays(tmp_path, monkeypatch):
     with sf.Ledger(tmp_path / "run" / "ledger.sqlite") as ledger:
         assert ledger.spent > 0
     with pytest.raises(CheckpointError, match="already holds a run"):
-        Checkpoint(tmp_path / "run").create({})
+        Journal(tmp_path / "run").create({})
 
 
 @pytest.mark.parametrize("over_owners", [False, True])
@@ -326,7 +326,7 @@ def test_the_remains_of_a_run_are_not_built_upon(copy, left):
         if path.name != left:
             path.unlink()
     with pytest.raises(CheckpointError, match="already holds a run"):
-        Checkpoint(copy).create({})
+        Journal(copy).create({})
     assert (copy / left).exists()
 
 
@@ -377,15 +377,15 @@ def test_a_full_disk_loses_nothing_that_was_paid_for(tmp_path):
         sys.path.insert(0, {tests!r})
         from chaos.test_resume import SETTINGS, DOMAIN, coin, table
         import sfumato as sf
-        from sfumato import checkpoint
+        from sfumato.run import journal
         from sfumato.errors import CheckpointError
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        write = checkpoint.Checkpoint._write
+        write = journal.Journal._write
         def full(self, name, body, *kept):
             if name.startswith("chunk"):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
             write(self, name, body, *kept)
-        checkpoint.Checkpoint._write = full
+        journal.Journal._write = full
         try:
             sf.sample(coin, table(3000), domain=DOMAIN, checkpoint={folder!r}, progress=False, **SETTINGS)
         except CheckpointError as error:

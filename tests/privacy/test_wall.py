@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sfumato
-import sfumato.sampler
+import sfumato.run.sampling
 
 SOURCE = Path(sfumato.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -98,7 +98,13 @@ def test_the_walls_tests_can_fail():
 
 
 def test_public_functions_offer_no_way_to_choose_or_silence_the_noise():
-    public = (sfumato.sampler.sample, sfumato.sampler.resume, sfumato.sampler.plan, sfumato.release, sfumato.audit)
+    public = (
+        sfumato.run.sampling.sample,
+        sfumato.run.sampling.resume,
+        sfumato.run.sampling.plan,
+        sfumato.release,
+        sfumato.audit,
+    )
     for function in public:
         names = set(inspect.signature(function).parameters)
         assert not names & {"source", "noise", "noise_seed", "rng", "key", "sigma"}

@@ -10,9 +10,11 @@ from scipy import stats
 
 import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
-from sfumato.algorithm3 import Question, _take, run_chain
 from sfumato.bundle import Bundle
 from sfumato.kernel import Componentwise, Guided, PublicStream, RandomWalk, State, penalty
+from sfumato.kernel.loop import compile_loop
+from sfumato.run.copies import Copies, Question
+from sfumato.run.copies import take as take_copies
 from statistical.harness import moment_p_values
 
 CHAINS, STEPS, BURN = 64, 6_000, 1_000
@@ -58,9 +60,13 @@ def chain(family, bundles, kernel, start, take=None, xi=None, chains=CHAINS, ste
         )
     total = sum(b.xi for b in bundles)
     question = Question(family, model, kernel, sum(b.n for b in bundles), xi or total, 1.0)
-    rows, whole = run_chain(question, states, stream, steps, take or (lambda count: _take(bundles, count)))
-    assert whole
-    return rows
+    copies = (take or (lambda count: take_copies(bundles, count)))(steps * chains).reshape(steps, chains, -1)
+    with jax.enable_x64(True):
+        source = Copies(question)
+        loop, kept = compile_loop(source, model.log_prior), jax.jit(source.natural)(theta)
+        looped, _ = loop(None, kernel, states, kept, stream.peek(kernel, steps), copies, steps, 0)
+    assert int(looped.steps) == steps
+    return jax.tree.map(np.asarray, looped.transcript)
 
 
 def grid(family, data, lo: float, hi: float):
@@ -155,7 +161,7 @@ def test_two_halves_have_the_law_of_one_bundle_with_their_total_variance():
         sf.release(family, {"y": part}, epsilon=e, delta=1e-6, copies=count)
         for part, e in ((y[:150], 1.0), (y[150:], 2.0))
     ]
-    total, xi = _take(halves, count)[:, 0], sum(b.xi for b in halves)
+    total, xi = take_copies(halves, count)[:, 0], sum(b.xi for b in halves)
     z = (total - y.sum()) / xi**0.5
     assert stats.kstest(z, "norm").pvalue > FALSE_ALARM / 3
     assert abs(z.mean() * count**0.5) < stats.norm.isf(FALSE_ALARM / 6)

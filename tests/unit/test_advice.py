@@ -17,7 +17,7 @@ from sfumato.kernel import PublicStream, RandomWalk
 from sfumato.model import from_numpyro
 from sfumato.planner.advice import advice
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.run import StopReason
+from sfumato.run.result import StopReason
 from sfumato.study import make_study
 from sfumato.vault import moments
 from sfumato.vault.ledger import Ledger

@@ -11,12 +11,12 @@ import pytest
 
 import sfumato as sf
 from sfumato import bundlefile
-from sfumato.algorithm3 import _take
 from sfumato.bundle import Copies, family_fingerprint
 from sfumato.cli import main
 from sfumato.cli.bundle import parse_family
 from sfumato.errors import BundleError, InvalidInput, PlanTooWeak
 from sfumato.privacy.joint import JointStatement
+from sfumato.run.copies import take
 
 FAMILY = sf.families.Bernoulli()
 Y = (np.random.default_rng(0).random(4000) < 0.3).astype(int)
@@ -270,7 +270,7 @@ def test_a_run_from_a_bundle_is_an_ordinary_run(file, tmp_path):
 
 def test_chunks_do_not_change_the_chain(file, monkeypatch):
     whole = sf.sample(FAMILY, sf.Bundle.open(file), chains=2, seed=5, force=True)
-    monkeypatch.setattr("sfumato.algorithm3.CHUNK", 100)
+    monkeypatch.setattr("sfumato.run.copies.CHUNK", 100)
     cut = sf.sample(FAMILY, sf.Bundle.open(file), chains=2, seed=5, force=True)
     assert np.array_equal(cut.draws["p"], whole.draws["p"])
 
@@ -355,7 +355,7 @@ def test_start_and_scale_are_found_in_several_dimensions(family, data, kernel):
 def test_owners_copies_are_added(file):
     a, b = make(copies=10), make(copies=10)
     expected = a._all() + b._all()
-    assert np.array_equal(_take([a, b], 10), expected)
+    assert np.array_equal(take([a, b], 10), expected)
 
 
 # -- command line -----------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_a_run_that_is_of_no_use_says_so_first_and_ends_with_its_own_code(capsys
 
 def test_missing_netcdf_is_a_remark_not_a_failure(finished, tmp_path, monkeypatch):
     from sfumato.cli import outputs
-    from sfumato.run import Run
+    from sfumato.run.result import Run
 
     run = sfumato.load(finished[1] / "run.npz")
     monkeypatch.setattr(Run, "to_arviz", lambda self: (_ for _ in ()).throw(ImportError("no h5netcdf")))
@@ -255,11 +255,11 @@ def test_an_audit_asks_no_node(capsys, tmp_path):
 
 
 def test_interrupted_then_resumed(capsys, tmp_path, monkeypatch):
-    from sfumato import sampler
+    from sfumato.run import chain
 
     study, out = make_study(tmp_path / "s", seed=3, pilot_share=0.0, kernel='"guided"'), tmp_path / "out"
     study.write_text(study.read_text().replace("p = 0.5", "p = 0.3"))  # without a pilot, a chain starts at the guess
-    monkeypatch.setattr(sampler, "_CHUNK_TERMS", 2 * 2 * 100)  # two kinds, two chains: chunks of a hundred steps
+    monkeypatch.setattr(chain, "CHUNK_TERMS", 2 * 2 * 100)  # two kinds, two chains: chunks of a hundred steps
 
     @contextmanager
     def after_two_chunks():
@@ -267,7 +267,7 @@ def test_interrupted_then_resumed(capsys, tmp_path, monkeypatch):
         yield lambda: next(asked, True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sampler, "_interrupts", after_two_chunks)
+        patch.setattr(chain, "until_asked", after_two_chunks)
         code, first = call_json(capsys, "run", study, "--out", out)
     assert code == endings.INTERRUPTED
     assert first["ok"] and first["stop_reason"] == "INTERRUPTED" and first["iterations"] == 200
@@ -408,7 +408,7 @@ def test_foreign_exceptions_are_told_by_type_only(capsys, tmp_path, monkeypatch)
 
 
 def test_ctrl_c_before_the_chain(capsys, tmp_path, monkeypatch):
-    from sfumato import sampler
+    from sfumato.run import sampling as sampler
 
     def pressed(*arguments, **options):
         raise KeyboardInterrupt

@@ -10,8 +10,9 @@ import pyarrow.parquet
 import pytest
 
 import sfumato as sf
-from sfumato import sampler
 from sfumato.errors import InvalidData, InvalidInput, PlanTooWeak
+from sfumato.run import parties
+from sfumato.run import sampling as sampler
 from sfumato.vault import records, vault
 from sfumato.vault.trim import trim
 
@@ -27,7 +28,7 @@ def calls(monkeypatch):
     def noted(module, name, real):
         monkeypatch.setattr(module, name, lambda *a, **k: (seen.append(name), real(*a, **k))[1])
 
-    for module, name in ((sampler, "make_plan"), (sampler, "open_vault"), (sampler, "replan")):
+    for module, name in ((sampler, "make_plan"), (parties, "open_table"), (sampler, "replan")):
         noted(module, name, getattr(module, name))
     for module in (sampler, vault):
         noted(module, "forget_compiled", lambda: None)  # other tests of this process would compile everything again
@@ -52,13 +53,13 @@ def run(path, **changes):
 
 def test_a_small_file_is_read_first(tmp_path, calls):
     run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
-    assert calls == ["open_vault", "make_plan", "replan"]
+    assert calls == ["open_table", "make_plan", "replan"]
 
 
 def test_a_large_file_is_planned_for_first_and_once(tmp_path, calls, all_are_large):
     drawn = run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
     dropped = "forget_compiled"
-    assert calls == ["make_plan", dropped, "open_vault", dropped, "replan", dropped]
+    assert calls == ["make_plan", dropped, "open_table", dropped, "replan", dropped]
     assert drawn.plan["n"] == N and drawn.iterations > 0
 
 

@@ -6,9 +6,9 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
-from sfumato import piloting
 from sfumato.errors import InvalidInput, NotArrived
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run import piloting
 
 
 def height(y):

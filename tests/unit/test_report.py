@@ -12,9 +12,9 @@ from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
 from sfumato.report import write_report
 from sfumato.report.svg import ticks
-from sfumato.report.table import posterior_rows, series
 from sfumato.report.words import promise
-from sfumato.run import Run, StopReason
+from sfumato.run.diagnostics import posterior_rows, series
+from sfumato.run.result import Run, StopReason
 
 NASTY = "<script>alert('x')</script>"
 VOID = {"meta"}

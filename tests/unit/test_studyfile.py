@@ -162,7 +162,7 @@ def test_every_setting_reaches_the_sampler_or_is_used_here():
     """A key that parses and then does nothing would be a silent default."""
     import inspect
 
-    from sfumato.sampler import sample
+    from sfumato.run.sampling import sample
     from sfumato.studyfile import SAMPLE_OPTIONS
 
     used_here = {"name", "model", "epsilon", "delta", "ledger", "checkpoint"}

@@ -1,5 +1,6 @@
 """What a sampler asks of a vault, wherever it stands."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,13 +47,8 @@ class Answers(Protocol):
         ...
 
 
-class Access(Protocol):
-    """The door: in process it is the vault itself; over a wire, a client with the same four words."""
-
-    @property
-    def n(self) -> int:
-        """Number of records: public."""
-        ...
+class Chunks(Protocol):
+    """Paid steps of chains that have begun, some at a time: what the loop of a run needs."""
 
     @property
     def rows(self) -> int:
@@ -69,18 +65,76 @@ class Access(Protocol):
         """Quanta left."""
         ...
 
+    def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Answers:
+        """Steps of all chains."""
+        ...
+
+
+class Access(Chunks, Protocol):
+    """Everyone who holds records of a run, opened: one table in this process, any number of owners, bundles alone."""
+
+    @property
+    def facts(self) -> Sequence[Facts]:
+        """What each owner says about itself."""
+        ...
+
+    @property
+    def shares(self) -> Sequence[float]:
+        """Share of the noise variance that each owner adds; zero for a bundle."""
+        ...
+
+    @property
+    def theta_bound(self) -> float:
+        """No coordinate of a parameter that is asked about may be larger."""
+        ...
+
+    @property
+    def unused(self) -> int:
+        """Numbers of every owner's that were asked for ahead and that no step has used."""
+        ...
+
+    @property
+    def waited(self) -> float:
+        """Seconds that were spent waiting for noise."""
+        ...
+
+    def budgets(self) -> list[float]:
+        """Mu squared that each owner who answers live has left."""
+        ...
+
+    def spent(self, number: int) -> int:
+        """Quanta that an owner has spent, with what a crash forfeited."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """Number of records: public."""
+        ...
+
     def release(
         self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray | None = None
     ) -> np.ndarray:  # fmt: skip
         """Noisy sum of vectors, for a pilot."""
         ...
 
+    def pass_over(self) -> None:
+        """A release of the pilot is known already: the next question is the one after it."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what was compiled for the pilot."""
+        ...
+
+    def expect(self, steps: int) -> None:
+        """So many steps will surely be taken: what they need may be asked for ahead."""
+        ...
+
     def begin(self, kernel: Kernel, sigma: float, states: State) -> None:
         """Settle kernel and noise."""
         ...
 
-    def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Answers:
-        """Steps of all chains."""
+    def settle(self, block: int, reserved: int, spent: int) -> None:
+        """Close the reservation of a chunk that was kept before the process ended."""
         ...
 
     def close(self) -> None:
@@ -106,8 +160,9 @@ class Door(Protocol):
         """Quanta left."""
         ...
 
-    # A door may also have `spent` (quanta, with what a crash forfeited), `waited` (seconds, for noise), and `send`: to send a
-    # question ahead, whose answer `ask` then only waits for; it says whether it was sent.
+    # A door may also have `prepaid` (its answers were paid for before: a bundle's), `spent` (quanta, with what a crash
+    # forfeited), `waited` (seconds, for noise), and `send`: to send a question ahead, whose answer `ask` then only waits for; it
+    # says whether it was sent.
 
     def begin(self, terms: Terms) -> Agreed:
         """Settle the terms of a chain."""

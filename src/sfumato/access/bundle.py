@@ -76,7 +76,7 @@ class BundleDoor:
         self._ratio = jax.jit(jax.vmap(ratio))
         self._gradient, self._hessian = jax.jit(jax.grad(given)), jax.jit(jax.hessian(given))
 
-    quick = True
+    quick = prepaid = True
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from sfumato.access.questions import Agreed, Facts, Question, Reply
 from sfumato.access.questions import Terms as QuestionTerms
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput
+from sfumato.kernel import Draw, Kernel, State
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import cap_quanta, mu_squared
 from sfumato.progress import Tick
@@ -20,11 +21,11 @@ from sfumato.study import Study
 from sfumato.vault import identity, records
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import Engine, LocalEngine
-from sfumato.vault.ledger import Account, Ledger
+from sfumato.vault.ledger import Account, Block, Ledger
 from sfumato.vault.noise import Source
 from sfumato.vault.stage import Stage
 from sfumato.vault.statistics import StatisticsVault, Terms, terms_for
-from sfumato.vault.vault import Vault
+from sfumato.vault.vault import Chunk, Vault
 
 
 def check_room(ledger: Ledger, mu: float, delta: float) -> None:
@@ -104,18 +105,104 @@ def rows_ahead(study: Study, data: Any, columns: Mapping[str, str | Sequence[str
     return records.rows_ahead(data, study.domain, columns)
 
 
-class Opened(NamedTuple):
-    """A vault ready to answer, its account, and the ledger to close afterwards if it is the run's own."""
+class TableAccess:
+    """One table in this process: its chains are one compiled loop, and nobody has to be waited for.
 
-    vault: Vault
-    account: Account
-    own_ledger: Ledger | None
+    Parameters
+    ----------
+    vault
+        The records.
+    account
+        Where every answer is paid for.
+    facts
+        What the owner says about itself.
+    own_ledger
+        A ledger to close with it, if it was opened for this run alone.
+    """
+
+    shares: Sequence[float] = (1.0,)
+    theta_bound = math.inf
+    unused = 0
+
+    def __init__(self, vault: Vault, account: Account, facts: Facts, own_ledger: Ledger | None) -> None:
+        self._vault, self._account, self._own_ledger = vault, account, own_ledger
+        self.facts = [facts]
+
+    @property
+    def n(self) -> int:
+        """Number of records."""
+        return self._vault.n
+
+    @property
+    def rows(self) -> int:
+        """Rows evaluated a step."""
+        return self._vault.rows
+
+    @property
+    def longest(self) -> int:
+        """Steps of a chunk at the most."""
+        return self._vault.longest
+
+    @property
+    def left(self) -> int:
+        """Quanta left."""
+        return self._account.left
+
+    @property
+    def waited(self) -> float:
+        """Seconds spent waiting for noise so far."""
+        return self._vault.waited
+
+    def budgets(self) -> list[float]:
+        """Mu squared that is left."""
+        return [mu_squared(self._account.left)]
+
+    def spent(self, number: int) -> int:
+        """Quanta spent."""
+        return self._account.spent
+
+    def release(
+        self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray | None = None
+    ) -> np.ndarray:  # fmt: skip
+        """Noisy sum of vectors, for a pilot."""
+        return self._vault.release(what, theta, matrix, radius, sigma, centre)
+
+    def pass_over(self) -> None:
+        """A release that is known already is not asked again."""
+
+    def forget(self) -> None:
+        """Drop what the pilot compiled."""
+        self._vault.forget()
+
+    def expect(self, steps: int) -> None:
+        """Nothing is asked ahead."""
+
+    def begin(self, kernel: Kernel, sigma: float, states: State) -> None:
+        """Settle kernel and noise."""
+        self._vault.begin(kernel, sigma, states)
+
+    def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Chunk:
+        """Steps of all chains."""
+        return self._vault.chunk(states, draws, limit, expected, at_least)
+
+    def settle(self, block: int, reserved: int, spent: int) -> None:
+        """Close the block of a chunk that was kept, if a crash came between writing and settling."""
+        Block(self._account, block, reserved).settle(spent)
+
+    def close(self) -> None:
+        """Let go of the records."""
+        self._vault.close()
+        if self._own_ledger is not None:
+            self._own_ledger.close()
 
 
-def open_vault(
+def open_table(
     study: Study,
     data: Any,
     *,
+    name: str,
+    epsilon: float,
+    delta: float,
     mu: float,
     run_id: str,
     ledger: Ledger | None,
@@ -123,19 +210,18 @@ def open_vault(
     outside: str = "refuse",
     columns: Mapping[str, str | Sequence[str]] | None = None,
     precision: str = "float64",
+    remembered: bool = False,
     resuming: bool = False,
     source: Callable[[float], Source] | None = None,
-) -> Opened:
+) -> TableAccess:
     """Load the records, open the account, build the vault.
 
     The run's cap is an account of its own, named by the run, in the ledger given; without one, in a ledger that accounts
-    for this run alone (in memory, or in the checkpoint folder so that it survives).
+    for this run alone (in memory, or in the checkpoint folder so that it survives). With `remembered` a keyed digest of the
+    records is kept on the private side, and checked when `resuming`.
     """
     table = records.load(data, study.domain, outside=outside, columns=columns)
-    if resuming:
-        identity.check(run_id, table)
-    elif ledger_path is not None:
-        identity.remember(run_id, table)
+    _identify(table, name, run_id, remembered, resuming)
     about = {"model": study.model.fingerprint(), "n": table.n}
     account, own = open_account(ledger, ledger_path, run_id, cap_quanta(mu), about, resuming=resuming)
     with _closed_on_failure(own):
@@ -143,7 +229,8 @@ def open_vault(
             table, study.model, study.domain, study.bounds, account, precision=precision, family=study.family,
             near=study.near, source=source,
         )  # fmt: skip
-    return Opened(vault, account, own)
+    facts = facts_of(study, vault, name, epsilon, delta, mu, outside, precision, own is None)
+    return TableAccess(vault, account, facts, own)
 
 
 def open_stage(
@@ -324,7 +411,7 @@ def _identify(table: identity.Digested, name: str, run_id: str, remembered: bool
 
 def facts_of(
     study: Study,
-    desk: Desk,
+    desk: Desk | Vault,
     name: str,
     epsilon: float,
     delta: float,

@@ -27,6 +27,7 @@ from sfumato.access.questions import (
     LANGEVIN,
     WALK,
     Correction,
+    Facts,
     Question,
     Ratio,
     Release,
@@ -40,6 +41,7 @@ from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, ReferenceLangevi
 from sfumato.kernel.loop import Transcript
 from sfumato.kernel.step import decide_all, propose_all
 from sfumato.model import Model, derivatives
+from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.vault import lattice
 from sfumato.vault.lattice import choose_gamma
 
@@ -131,6 +133,25 @@ class Rounds:
     def doors(self) -> list[Door]:
         """The owners, in order."""
         return self._doors
+
+    @property
+    def facts(self) -> list[Facts]:
+        """What each owner says about itself."""
+        return [door.facts for door in self._doors]
+
+    def budgets(self) -> list[float]:
+        """Mu squared that each owner who answers live has left."""
+        live = [door for door in self._doors if not getattr(door, "prepaid", False)]
+        return [max(min(door.left, door.facts.cap), 1) / QUANTA_PER_UNIT for door in live]
+
+    def spent(self, number: int) -> int:
+        """Quanta that an owner has spent; of one that is lost, the whole cap that it promised."""
+        door = self._doors[number]
+        try:
+            spent = getattr(door, "spent", None)
+            return int(spent if spent is not None else max(door.facts.cap - door.left, 0))
+        except (OSError, OwnerError):
+            return door.facts.cap
 
     @property
     def n(self) -> int:
@@ -271,7 +292,17 @@ class Rounds:
         """One release of the pilot is known already: the next one has the next query id."""
         self._released += 1
 
+    def forget(self) -> None:
+        """Owners see to their own memory."""
+
     # -- the chain ------------------------------------------------------------------------------------------------
+
+    def expect(self, steps: int) -> None:
+        """Ask for Langevin's statistics of so many steps several at a time; the same when a run goes on."""
+        self.ahead = steps
+
+    def settle(self, block: int, reserved: int, spent: int) -> None:
+        """Each owner settles its own blocks."""
 
     def begin(self, kernel: Kernel, sigma: float, states: State) -> None:
         """Settle the terms with every owner: sigma is the noise of all of them together."""

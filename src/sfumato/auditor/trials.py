@@ -7,23 +7,24 @@ is no loss: the promise is for all questions, also for those that somebody else 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato import sampler
-from sfumato.access.local import Opened
 from sfumato.access.questions import Release
 from sfumato.auditor.terms import Terms
-from sfumato.interruption import check as check_interrupted
-from sfumato.interruption import listening
 from sfumato.kernel import Langevin, PublicStream, RandomWalk
-from sfumato.piloting import first_pilot
-from sfumato.planner import Plan
+from sfumato.planner import Plan, replan
 from sfumato.planner.synthetic import Batch
-from sfumato.run import StopReason
+from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run.chain import Chain, draw, start
+from sfumato.run.interruption import check as check_interrupted
+from sfumato.run.interruption import listening
+from sfumato.run.piloting import find_start, first_pilot
+from sfumato.run.pilotlog import PilotLog
+from sfumato.run.result import StopReason
 from sfumato.study import Study
 from sfumato.vault.stage import Stage
 
@@ -60,7 +61,7 @@ class Rehearsed:
 
     plan: Plan
     pilot: list[Release]
-    chain: sampler.Chain
+    chain: Chain
     terms: Terms
 
 
@@ -74,11 +75,15 @@ def rehearse(study: Study, plan: Plan, stage: Stage, pool: Batch, seed: int | No
     pool
         Made-up records among which the worst two are looked for.
     """
-    opened = Opened(stage, stage.open_account(), None)
-    pilots = first_pilot(plan.pilot_share, plan.pilot_share)
-    plan, pilot = sampler._run_pilot(study, plan, opened, plan.kernel, STEPS, None, _silent, pilots, force=True)
+    account, pilots = stage.open_account(), first_pilot(plan.pilot_share, plan.pilot_share)
+    pilot: dict[str, Any] = {"releases": [], "share": 0.0}
+    if plan.pilot_share > 0:
+        found = find_start(study, plan, PilotLog(stage.release, None), pilots, force=True)
+        stage.forget()
+        left, pilot = account.left / QUANTA_PER_UNIT / plan.mu**2, found.about
+        plan = replan(plan, study, found.picture, left, kernel=plan.kernel, max_iterations=STEPS)
     plan = aim(study, plan, pool)
-    chain = sampler._start(study, plan, PublicStream(seed, plan.chains), pilot)
+    chain = start(study, plan, PublicStream(seed, plan.chains), pilot)
     stage.begin(chain.kernel, plan.sigma, chain.states)
     return Rehearsed(plan, list(stage.asked), chain, Terms(study, chain.kernel, plan.n))
 
@@ -145,7 +150,7 @@ def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callabl
         chain = replace(rehearsed.chain, stream=stream, parts=[], steps=0, spent=0, marks=[])
         stage.again(chain.states)
         # Unwatched: an alarm only ends a run early, and an attacker who sees more of it is the stronger one.
-        if sampler.draw(chain, stage, MOST_STEPS, None, _silent, watched=False) is StopReason.INTERRUPTED:
+        if draw(chain, stage, MOST_STEPS, None, _silent, watched=False) is StopReason.INTERRUPTED:
             raise KeyboardInterrupt
         steps.append(_steps(trial, chain, rehearsed.chain))
         firsts.append(_firsts(trial, chain))
@@ -154,7 +159,7 @@ def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callabl
     return Released([np.array(answers) for answers in pilot], *joined)
 
 
-def _steps(trial: int, chain: sampler.Chain, before: sampler.Chain) -> tuple[np.ndarray, ...]:
+def _steps(trial: int, chain: Chain, before: Chain) -> tuple[np.ndarray, ...]:
     """Pairs and answers of one run, chains one after another within a step."""
     dim, start = chain.study.model.dim, np.asarray(before.states.theta)
     theta, theta_prop, d_n_noisy = (_joined(chain, name) for name in ("theta", "theta_prop", "d_n_noisy"))
@@ -163,7 +168,7 @@ def _steps(trial: int, chain: sampler.Chain, before: sampler.Chain) -> tuple[np.
     return np.full(d_n_noisy.size, trial), *pairs, d_n_noisy.reshape(-1)
 
 
-def _firsts(trial: int, chain: sampler.Chain) -> tuple[np.ndarray, np.ndarray]:
+def _firsts(trial: int, chain: Chain) -> tuple[np.ndarray, np.ndarray]:
     """Answers to the first queries of one run, with that of a step whose second query could not be paid any more."""
     if not isinstance(chain.kernel, Langevin):
         return np.zeros(0, int), np.zeros((0, 0))
@@ -172,7 +177,7 @@ def _firsts(trial: int, chain: sampler.Chain) -> tuple[np.ndarray, np.ndarray]:
     return np.full(len(answers), trial), answers
 
 
-def _joined(chain: sampler.Chain, name: str) -> np.ndarray:
+def _joined(chain: Chain, name: str) -> np.ndarray:
     return np.concatenate([part[name] for part in chain.parts]) if chain.parts else np.zeros(0)
 
 

@@ -87,7 +87,7 @@ def sample(
     if (out / "run.npz").exists():
         raise InvalidInput(f"the folder {out} already holds a finished run; choose another --out.")
     from sfumato.bundle import Bundle
-    from sfumato.sampler import sample as draw
+    from sfumato.run.sampling import sample as draw
 
     opened = [Bundle.open(path) for path in bundle]
     chosen = _stated_family(study, family)

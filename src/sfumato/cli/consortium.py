@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfumato.cli.outputs import Written
     from sfumato.consortium_demo.owners import Owner
     from sfumato.consortium_demo.tables import Insurer
-    from sfumato.run import Run
+    from sfumato.run.result import Run
 
 TITLE = "Does paying keep people from the doctor?"
 INTRODUCTION = (
@@ -114,7 +114,7 @@ def _sample(everyone: "list[Owner]", terms: dict[str, Any], seed: int | None, as
     from sfumato.cli import show
     from sfumato.consortium_demo.visits import visits
     from sfumato.progress import ticker
-    from sfumato.sampler import plan, sample
+    from sfumato.run.sampling import plan, sample
 
     doors = [connect(owner.node.address, token=owner.analyst_token) for owner in everyone]
     if not as_json:
@@ -145,7 +145,7 @@ def _show(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Wri
     from sfumato.cli import show
     from sfumato.cli.demo import show_coefficients
     from sfumato.consortium_demo.tables import LABELS, pooled_fit
-    from sfumato.report.table import shown_rows
+    from sfumato.run.diagnostics import shown_rows
 
     rows = shown_rows(run)
     show.verdict(run)
@@ -205,7 +205,7 @@ def _document(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: 
     from sfumato.cli import outputs
     from sfumato.cli.demo import without_privacy
     from sfumato.consortium_demo.tables import LABELS, pooled_fit
-    from sfumato.report.table import shown_rows
+    from sfumato.run.diagnostics import shown_rows
 
     compared = without_privacy(shown_rows(run), pooled_fit(insurers), LABELS)
     return outputs.as_json(run, written, "demo consortium") | compared | {"owners": [one.as_json() for one in seen]}

@@ -16,7 +16,7 @@ from sfumato.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sfumato.demo import Fit
-    from sfumato.report.table import Row
+    from sfumato.run.diagnostics import Row
 
 INTRODUCTION = (
     "Who owns a home? A census extract of 214,144 men: does owning one go with being a veteran, with race, with the "
@@ -86,9 +86,9 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
         show.paragraph(INTRODUCTION.format(epsilon=epsilon))
     from sfumato import demo as study
     from sfumato.cli import outputs
-    from sfumato.report.table import shown_rows
-    from sfumato.sampler import plan as make_plan
-    from sfumato.sampler import sample
+    from sfumato.run.diagnostics import shown_rows
+    from sfumato.run.sampling import plan as make_plan
+    from sfumato.run.sampling import sample
 
     data, terms = study.load(), study.terms(epsilon) | limit
     planned = make_plan(study.home_ownership, n=len(data["owner"]), **terms)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sfumato.cli import endings
 from sfumato.errors import InvalidInput
 from sfumato.report import write_report
-from sfumato.report.table import shown_rows
+from sfumato.run.diagnostics import shown_rows
 
 if TYPE_CHECKING:
-    from sfumato.run import Run
+    from sfumato.run.result import Run
 
 
 class Written(NamedTuple):

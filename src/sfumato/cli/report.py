@@ -19,7 +19,7 @@ def report(
     """Write the HTML report of a saved run: one file, readable anywhere, released values only."""
     from sfumato.cli import outputs
     from sfumato.report import write_report
-    from sfumato.run import load
+    from sfumato.run.result import load
 
     loaded = load(run)
     try:

@@ -10,15 +10,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sfumato.report.table import Row, shown_rows
 from sfumato.report.words import ending
-from sfumato.verdict import FAIR_R_HAT, GOOD_R_HAT
+from sfumato.run.diagnostics import Row, shown_rows
+from sfumato.run.verdict import FAIR_R_HAT, GOOD_R_HAT
 
 if TYPE_CHECKING:
     from sfumato.auditor import Audit
     from sfumato.cli.outputs import Written
     from sfumato.planner import Plan
-    from sfumato.run import Run
+    from sfumato.run.result import Run
 
 WIDEST = 100  # paragraphs wider than this are hard to read
 ENDS = {

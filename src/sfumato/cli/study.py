@@ -12,7 +12,7 @@ from sfumato.cli import endings
 from sfumato.errors import CheckpointError, Interrupted, InvalidInput, NotArrived
 
 if TYPE_CHECKING:
-    from sfumato.run import Run
+    from sfumato.run.result import Run
     from sfumato.studyfile import StudyFile
 
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="The study file (TOML).", show_default=False)]
@@ -36,7 +36,7 @@ def plan(
     file = read_study(study)
     answered = file.remote or bool(file.owners)
     records = n if n is not None or answered else file.records()
-    from sfumato.sampler import plan as make_plan
+    from sfumato.run.sampling import plan as make_plan
 
     with file.source() if answered else nullcontext() as source:
         made = make_plan(
@@ -74,7 +74,7 @@ def run(
     options = file.options(SAMPLE_OPTIONS)
     options |= {"seed": seed} if seed is not None else {}
     options |= {"force": True} if force else {}
-    from sfumato.sampler import sample
+    from sfumato.run.sampling import sample
 
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
     options |= {"n": file.data["n"]} if "n" in file.data and not file.remote else {}
@@ -121,7 +121,7 @@ def resume(
         )
     home = checkpoint.parent if out is None else out
     file = read_study(_find_study(checkpoint, study))
-    from sfumato.sampler import resume as go_on
+    from sfumato.run.sampling import resume as go_on
 
     home.mkdir(parents=True, exist_ok=True)
     telling = _telling_the_way_on(checkpoint, home, as_json)

@@ -249,6 +249,33 @@ class Plan:
             "matrix": self.matrix.tolist(),
         }
 
+    def written(self) -> dict[str, Any]:
+        """All of the plan as plain values, for a run's journal; `read` is its inverse."""
+        picture = {
+            "centre": self.picture.centre.tolist(),
+            "covariance": self.picture.covariance.tolist(),
+            "origin": self.picture.origin,
+            "error": self.picture.error,
+            "roughness": self.picture.roughness,
+        }
+        return self.to_dict() | {"picture": picture}
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> "Plan":
+        """Inverse of `written`."""
+        raw = dict(written)
+        picture = raw.pop("picture")
+        for derived in ("share_of_limit", "weak", "hopeless"):
+            raw.pop(derived)
+        raw["assumptions"], raw["owners"] = tuple(raw["assumptions"]), tuple(raw.get("owners", ()))
+        raw["matrix"] = np.array(raw["matrix"])
+        for pairs in ("considered", "missing"):
+            raw[pairs] = tuple((name, value) for name, value in raw[pairs])
+        raw["band"] = tuple(raw["band"]) if raw.get("band") else None
+        centre, covariance = (np.array(picture[name]) for name in ("centre", "covariance"))
+        raw["picture"] = forecast.Picture(centre, covariance, picture["origin"], picture["error"], picture["roughness"])
+        return cls(**raw)
+
 
 def _first_sentence(text: str) -> str:
     return text.split(". ", maxsplit=1)[0].rstrip(".")

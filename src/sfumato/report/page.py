@@ -10,11 +10,11 @@ import numpy as np
 from sfumato import __version__
 from sfumato.report import svg, words
 from sfumato.report.style import CSS
-from sfumato.report.table import Row, series, shown_rows
-from sfumato.verdict import FAIR_R_HAT, GOOD_R_HAT
+from sfumato.run.diagnostics import Row, series, shown_rows
+from sfumato.run.verdict import FAIR_R_HAT, GOOD_R_HAT
 
 if TYPE_CHECKING:
-    from sfumato.run import Run
+    from sfumato.run.result import Run
 
 PICTURED = 24
 """Parameters with plots of their own; the table has all of them."""

@@ -8,7 +8,7 @@ from sfumato.privacy.statement import CLAMPED, careless
 if TYPE_CHECKING:
     from sfumato.privacy.joint import JointStatement
     from sfumato.privacy.statement import Statement
-    from sfumato.run import Run
+    from sfumato.run.result import Run
 
 
 def promise(privacy: "Statement | JointStatement") -> list[str]:

@@ -13,7 +13,6 @@ from sfumato.access import rounds as rounds_module
 from sfumato.access.questions import AHEAD, decode_reply, encode
 from sfumato.access.remote import connect
 from sfumato.access.rounds import Rounds
-from sfumato.consortium import _studies, as_owners
 from sfumato.errors import BadAnswer, InvalidInput, OwnerLost
 from sfumato.families.langevin import natural_model, public_part
 from sfumato.kernel import Guided, Langevin, PublicStream, ReferenceLangevin
@@ -23,6 +22,9 @@ from sfumato.node.state import Node
 from sfumato.node.studies import ApprovedStudy
 from sfumato.noise_aware import _statistics
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run.opening import make_studies
+from sfumato.run.parties import Given, as_parties
+from sfumato.run.request import Request
 from sfumato.vault import lattice
 from sfumato.vault.ledger import Ledger
 from unit.node.test_remote import CHAINS, drive, local
@@ -186,13 +188,13 @@ def test_langevin_on_any_model_over_nodes_until_one_of_them_lies(nodes, owners, 
 
 def test_an_owner_without_proven_bounds_is_asked_for_walks_only(nodes, owners):
     coin, there = load(nodes[0].folder, "coin"), nodes[1].node.studies["coin"]
-    parties = as_owners(owners, 2.0, 1e-6)
-    assert all(study.near is not None for study in _studies(coin, parties, None, "certify", "auto"))
+    parties = as_parties(owners, Given(epsilon=2.0, delta=1e-6))
+    assert all(study.near is not None for study in make_studies(coin, parties, None, Request()))
     clipped = StudyEntry(model="model.py:coin", sensitivity={"kind": "clip", "bound": 0.5})
     stated = ApprovedStudy("coin", clipped, coin, {"y": sf.Binary()}, there.n).public()
     assert (there.public().near, stated.near) == (True, False)
     owners[1].studies["coin"] = stated
-    assert all(study.near is None for study in _studies(coin, parties, None, "certify", "auto"))
+    assert all(study.near is None for study in make_studies(coin, parties, None, Request()))
     with pytest.raises(InvalidInput, match="the owner can prove for study 'coin'"):
         owners[1].study(coin, kernel="langevin")
 

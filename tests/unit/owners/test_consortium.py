@@ -11,13 +11,13 @@ import pytest
 from scipy.optimize import brentq
 
 import sfumato as sf
-from sfumato import consortium
 from sfumato.access import rounds as rounds_module
 from sfumato.access.questions import Reply
 from sfumato.errors import BadAnswer, BudgetSpent, CheckpointError, InvalidInput
 from sfumato.planner import budget_mu
 from sfumato.planner.owners import share_out
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run import opening, parties
 
 RNG = np.random.default_rng(0)
 SIZES = (20_000, 30_000, 10_000)
@@ -160,14 +160,14 @@ def failing(monkeypatch):
     opened = []
 
     def arrange(change, name="birch", after=30):
-        real = consortium.open_door
+        real = parties.open_door
 
         def open_door(*arguments, **options):
             door = real(*arguments, **options)
             opened.append(Wrapped(door, change, after) if options["name"] == name else door)
             return opened[-1]
 
-        monkeypatch.setattr(consortium, "open_door", open_door)
+        monkeypatch.setattr(parties, "open_door", open_door)
         return opened
 
     return arrange
@@ -254,7 +254,7 @@ DIFFERENCES = [
 
 def test_owners_who_mean_something_else_are_found_before_anyone_spends(failing, monkeypatch):
     opened = failing(silent)
-    real, spent = consortium.check_agree, []
+    real, spent = opening.check_agree, []
 
     def changed(facts, study):
         for field, value, words in DIFFERENCES:
@@ -264,7 +264,7 @@ def test_owners_who_mean_something_else_are_found_before_anyone_spends(failing, 
         spent.extend(door.spent for door in opened)
         real(other, study)
 
-    monkeypatch.setattr(consortium, "check_agree", changed)
+    monkeypatch.setattr(opening, "check_agree", changed)
     with pytest.raises(InvalidInput, match="cedar"):
         sf.sample(coin, owners(), **SHORT)
     assert spent == [0, 0, 0]

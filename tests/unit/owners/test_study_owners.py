@@ -10,9 +10,11 @@ import sfumato as sf
 from node_helpers import YES, N, load, prepare, threaded
 from sfumato.cli import endings, main
 from sfumato.cli import study as study_commands
-from sfumato.consortium import _studies, as_owners
 from sfumato.errors import InvalidInput
 from sfumato.planner import budget_mu
+from sfumato.run.opening import make_studies
+from sfumato.run.parties import Given, as_parties
+from sfumato.run.request import Request
 from sfumato.studyfile import read_study
 
 HEAD = """
@@ -196,9 +198,10 @@ def test_a_table_and_a_node_answer_the_same_questions(home):
     mine, node = home
     coin, domain = load(mine, "coin"), {"y": sf.Binary()}
     owners = [sf.Owner({"y": YES}, name="Birch"), sf.connect(node.url, token=(mine / "a.token").read_text().strip())]
-    studies = _studies(coin, as_owners(owners, 3.0, 1e-6), domain, "certify", "auto")
+    promise = Given(epsilon=3.0, delta=1e-6)
+    studies = make_studies(coin, as_parties(owners, promise), domain, Request())
     assert all(study.near is not None for study in studies)
-    stated = _studies(coin, as_owners(owners[:1], 3.0, 1e-6), domain, sf.Clip(bound=1.0), "auto")
+    stated = make_studies(coin, as_parties(owners[:1], promise), domain, Request(sensitivity=sf.Clip(bound=1.0)))
     assert [study.near for study in stated] == [None]
 
 

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from sfumato.checkpoint import Checkpoint
 from sfumato.errors import BudgetSpent, CheckpointError
-from sfumato.interruption import check as check_interrupted
 from sfumato.planner.pilot import Release
+from sfumato.run.interruption import check as check_interrupted
+from sfumato.run.journal import Journal
 
 _SAME = 1e-6  # how far, relatively, a question may be from the one that was noted: another machine may round otherwise
 
@@ -31,7 +31,7 @@ class PilotLog:
         Numbers that may have been released and paid for when the process ended, before they were noted: they count as released.
     """
 
-    def __init__(self, release: Release, kept: Checkpoint | None, pass_over: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, release: Release, kept: Journal | None, pass_over: Callable[[], None] = lambda: None) -> None:
         self._release, self._checkpoint, self._pass_over = release, kept, pass_over
         self._noted = kept.releases() if kept is not None else []
         self._number = self.lost = 0

@@ -8,13 +8,13 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import chi2
 
-from sfumato import watch
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT
+from sfumato.run import watch
 
 if TYPE_CHECKING:
-    from sfumato.report.table import Row
-    from sfumato.run import Run
+    from sfumato.run.diagnostics import Row
+    from sfumato.run.result import Run
 
 Level = Literal["good", "rough", "unusable"]
 
@@ -71,7 +71,7 @@ def judge(run: "Run") -> Verdict:
     Every test of a mean or an acceptance cries falsely with chance `watch.FALSE_ALARM` at the most; the limits on R-hat and
     on effective draws are conventions.
     """
-    from sfumato.report.table import posterior_rows
+    from sfumato.run.diagnostics import posterior_rows
 
     rows = posterior_rows(run)
     against = _against_use(run, rows)
@@ -320,7 +320,7 @@ def visible_transient(theta: np.ndarray) -> int:
     theta
         Unconstrained draws (chain, draw, d).
     """
-    from sfumato.report.table import effective_draws
+    from sfumato.run.diagnostics import effective_draws
 
     chains, steps, dim = theta.shape
     if steps < _SHORTEST:

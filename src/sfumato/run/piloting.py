@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sfumato.checkpoint import Checkpoint
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, NotArrived
 from sfumato.model.base import theta_of
-from sfumato.pilotlog import PilotLog
 from sfumato.planner import Plan, run_pilot
 from sfumato.planner.advice import ways_out
 from sfumato.planner.forecast import Picture
 from sfumato.planner.pilot import DOUBT, FORGIVEN
 from sfumato.planner.plan import PILOT_SHARE, knows_information
+from sfumato.run.journal import Journal
+from sfumato.run.pilotlog import PilotLog
+from sfumato.run.terms import Terms
 from sfumato.study import Study
 
 _ROOM = 0.999  # of the share that a pilot asks for: charges are rounded up
@@ -45,18 +46,18 @@ class Again(NamedTuple):
     guess: Mapping[str, Any] | None = None
     share: float | None = None
 
-    def check_needed(self, terms: Mapping[str, Any]) -> None:
+    def check_needed(self, terms: Terms) -> None:
         """Refuse words that would not be heard: the pilot has arrived, and its chain is what goes on."""
-        if "plan" in terms and not (self.guess is None and self.share is None):
+        if terms.plan is not None and not (self.guess is None and self.share is None):
             raise InvalidInput(
                 "guess= and pilot_share= are for a run whose pilot did not arrive, and the pilot of this one has; leave them out."
             )
 
-    def pilots(self, study: Study, terms: Mapping[str, Any], kept: Checkpoint) -> list[dict[str, Any]]:
-        """The run's list of pilots; with one more, durably, if the analyst said anything."""
-        pilots = [dict(pilot) for pilot in terms["pilots"]]
+    def added_to(self, terms: Terms, study: Study, kept: Journal) -> Terms:
+        """The run's terms; with one more pilot, durably, if the analyst said anything."""
+        pilots = [dict(pilot) for pilot in terms.pilots]
         if self.guess is None and self.share is None:
-            return pilots
+            return terms
         if self.share is not None and not 0 < self.share < 1:
             raise InvalidInput(
                 f"pilot_share must lie between 0 and 1, got {self.share!r}; it is a share of the whole budget."
@@ -64,8 +65,7 @@ class Again(NamedTuple):
         start = None if self.guess is None else theta_of(study.model, self.guess, "guess").tolist()
         share = pilots[-1]["most"] if self.share is None else self.share
         pilots.append({"share": share, "most": share, "start": start})
-        kept.update_terms(pilots=pilots)
-        return pilots
+        return kept.update_terms(pilots=pilots)
 
 
 def find_start(
@@ -109,7 +109,7 @@ def find_start(
     return Found(picture, about | {"error": picture.error, "lost": release.lost})
 
 
-def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Checkpoint | None) -> None:
+def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Journal | None) -> None:
     """Stop before the chain spends if the pilot has not arrived.
 
     Raises

@@ -16,7 +16,7 @@ from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
 
 if TYPE_CHECKING:
-    from sfumato.verdict import Verdict
+    from sfumato.run.verdict import Verdict
 
 FORMAT = 1
 
@@ -57,7 +57,7 @@ class Run:
         The exponential family, if the model is one; not saved to files.
     discarded
         Draws at the start of every chain that are left out, because the chains were visibly on their way
-        (`sfumato.verdict.visible_transient`); the transcript has them. Mostly 0.
+        (`sfumato.run.verdict.visible_transient`); the transcript has them. Mostly 0.
     """
 
     draws: Mapping[str, np.ndarray]
@@ -76,7 +76,7 @@ class Run:
     @cached_property
     def verdict(self) -> "Verdict":
         """Whether the draws may be used: `.level` is "good", "rough" or "unusable", `.reasons` says why."""
-        from sfumato.verdict import judge
+        from sfumato.run.verdict import judge
 
         return judge(self)
 
@@ -127,7 +127,7 @@ class Run:
             # Short or single chains have no R-hat: the table shows NaN, which says it.
             warnings.simplefilter("ignore")
             table = arviz.summary(self.to_arviz(), round_to=None)
-        from sfumato.summary import with_verdict
+        from sfumato.run.summary import with_verdict
 
         return with_verdict(table, self.verdict)
 

@@ -16,11 +16,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from sfumato.errors import CheckpointError
-from sfumato.folderlock import FolderLock
 from sfumato.kernel import State
+from sfumato.run.folderlock import FolderLock
+from sfumato.run.terms import Terms, read_terms
 
 FORMAT = 2
 
@@ -35,7 +37,7 @@ class Saved(NamedTuple):
     reserved: int
 
 
-class Checkpoint:
+class Journal:
     """A folder of durable chunks."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -69,12 +71,7 @@ class Checkpoint:
     def _unmade(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"the checkpoint folder {self.folder} cannot be made: {error.strerror}.")
 
-    @property
-    def ledger_path(self) -> Path:
-        """Where a run keeps its own ledger."""
-        return self.folder / "ledger.sqlite"
-
-    def create(self, terms: dict[str, Any]) -> None:
+    def create(self, terms: Terms) -> None:
         """Start a new run: the folder must not hold one already."""
         if self._chunks() or self._pilot() or (self.folder / "run.json").exists():
             raise CheckpointError(f"{self.folder} already holds a run; go on with sf.resume, or choose another folder.")
@@ -110,7 +107,7 @@ class Checkpoint:
                 f"{self.folder} holds no run.json; give the folder passed as checkpoint= to sf.sample."
             )
 
-    def terms(self) -> dict[str, Any]:
+    def terms(self) -> Terms:
         """Read the terms of the run that was started here."""
         self.check_there()
         path = self.folder / "run.json"
@@ -126,16 +123,19 @@ class Checkpoint:
                 f"the terms of a run stay as they were written, and {path} is corrupt or was edited; restore it from a backup. "
                 "The ledger still knows what was spent."
             )
+        return read_terms(terms, self.folder)
+
+    def update_terms(self, **changes: Any) -> Terms:
+        """Settle more of the terms (the pilot's releases and the plan made from them); gives all of them."""
+        terms = msgspec.structs.replace(self.terms(), **changes)
+        self._write_terms(terms)
         return terms
 
-    def update_terms(self, **changes: Any) -> None:
-        """Add to the terms (the pilot's releases and the plan made from them)."""
-        self._write_terms(self.terms() | changes)
-
-    def _write_terms(self, terms: dict[str, Any]) -> None:
-        body = {"format": FORMAT, "digest": _digest(terms), "terms": terms}
+    def _write_terms(self, terms: Terms) -> None:
+        plain = json.loads(json.dumps(msgspec.to_builtins(terms), default=np.generic.item))
+        body = {"format": FORMAT, "digest": _digest(plain), "terms": plain}
         then = "start the run again, or go on with sf.resume if it had begun"
-        self._write("run.json", json.dumps(body, indent=1, default=np.generic.item).encode(), then)
+        self._write("run.json", json.dumps(body, indent=1).encode(), then)
 
     def note_release(self, number: int, entry: dict[str, Any]) -> None:
         """Make durable what a release of the pilot asks, or what it gave."""

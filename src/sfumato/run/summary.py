@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from sfumato.verdict import Verdict
+from sfumato.run.verdict import Verdict
 
 DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat")
 """Columns that say how the chains went: the only ones of an unusable run."""

@@ -1,0 +1,199 @@
+"""Everyone who holds records of a run, opened: what they mean is compared before anyone spends."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.access.base import Access, Door
+from sfumato.access.questions import PROTOCOL, Facts
+from sfumato.access.rounds import Rounds
+from sfumato.domain import Domain
+from sfumato.errors import CheckpointError, InvalidInput
+from sfumato.families.base import Family
+from sfumato.kernel import Langevin
+from sfumato.noise_aware import check_distinct
+from sfumato.progress import Tick
+from sfumato.run.copies import CopiesAccess
+from sfumato.run.parties import TABLE, BundleParty, NodeParty, Party, TableParty
+from sfumato.run.request import Request
+from sfumato.study import Study, make_study
+
+
+@dataclass
+class Opened:
+    """Owners, their studies, and the way to ask them."""
+
+    parties: list[Party]
+    studies: list[Study]
+    access: Access
+
+    @property
+    def study(self) -> Study:
+        """The study that plans are made for: the first live owner's."""
+        return self.studies[0]
+
+    @property
+    def live(self) -> list[int]:
+        """Positions of those who answer live."""
+        return [i for i, party in enumerate(self.parties) if party.live]
+
+    @property
+    def ahead(self) -> bool:
+        """Whether somebody has to be waited for, so that a family's chain should ask for all it needs ahead.
+
+        A second copy costs a little more than the scalar that it stands for, and a message saved in this process saves nothing.
+        """
+        return asks_ahead(self.parties)
+
+
+def asks_ahead(parties: Sequence[Party]) -> bool:
+    """Whether an owner has to be waited for."""
+    return any(isinstance(party, NodeParty) for party in parties)
+
+
+def make_studies(
+    model: Any, parties: Sequence[Party], domain: Mapping[str, Domain] | None, request: Request
+) -> list[Study]:
+    """One study per owner; owners with the same domain share one. The first live owner's is the plan's."""
+    bundles = [party.bundle for party in parties if isinstance(party, BundleParty)]
+    if bundles:
+        if not isinstance(model, Family):
+            raise InvalidInput(f"bundles are sampled with the family they were released for, got {model!r}.")
+        check_distinct(model, bundles)
+        if len(bundles) == len(parties):
+            return [make_study(model, None, "certify", "guided")] * len(parties)
+    kernel = kernel_for(request, parties)
+    own = [
+        None if isinstance(party, BundleParty) else party.study(model, domain, request.sensitivity, kernel)
+        for party in parties
+    ]
+    # Langevin around a reference point is for lists in which everybody answers for it.
+    near = all(study.near is not None for study in own if study is not None)
+    made: dict[str, Study] = {}
+
+    def shared(study: Study) -> Study:
+        kept = study if near else study._replace(near=None)
+        return made.setdefault(domain_key(study) + study.model.fingerprint(), kept)
+
+    found = [None if study is None else shared(study) for study in own]
+    first = next(study for study in found if study is not None)
+    # The plan is made for the first study in the list, so it must be a live owner's.
+    return [first if study is None else study for study in found]
+
+
+def domain_key(study: Study) -> str:
+    """What tells domains apart."""
+    return repr({name: column.to_dict() for name, column in study.domain.items()})
+
+
+def kernel_for(request: Request, parties: Sequence[Party]) -> str:
+    """The kernel that is asked for: beside bundles a walk, if the planner has the choice."""
+    if all(party.live for party in parties) or not any(party.live for party in parties):
+        return request.kernel
+    if request.truncate is not None:
+        raise InvalidInput("truncate= is for bundles alone or for owners who answer live, not for a mix; leave it out.")
+    if request.kernel == Langevin.name:
+        raise InvalidInput("kernel='langevin' needs owners who answer live; with bundles in the list use 'auto'.")
+    return "guided" if request.kernel == "auto" else request.kernel
+
+
+def open_parties(
+    stack: ExitStack, model: Any, parties: list[Party], studies: list[Study], *, run_id: str, chains: int,
+    pilot_copies: Mapping[str, int], folder: Path | None, tick: Tick, shares: Sequence[float] | None = None,
+    steps: int | None = None,
+) -> Opened:  # fmt: skip
+    """Open all of them; what is held is let go of with the stack.
+
+    Parameters
+    ----------
+    pilot_copies
+        Copies of each bundle that the pilot averages, by owner.
+    shares, steps
+        Of a run that goes on: shares of the noise, and steps that it has taken.
+    """
+    resuming, first = steps is not None, parties[0]
+    if isinstance(first, TableParty) and first.alone:
+        access: Access = first.open_alone(studies[0], run_id, folder, resuming)
+        stack.callback(access.close)
+        _check_numbers(parties, access.facts)
+        return Opened(parties, studies, access)
+    doors: list[Door] = []
+    for party, study in zip(parties, studies, strict=True):
+        if isinstance(party, BundleParty):
+            doors.append(party.open(model, study, chains, pilot_copies.get(party.name, 0), steps or 0))
+        else:
+            doors.append(party.open(study, run_id, folder, resuming, tick))
+            stack.callback(doors[-1].close)
+    facts = [door.facts for door in doors]
+    check_agree(facts, studies[0])
+    if not any(party.live for party in parties):
+        bundles = [party.bundle for party in parties if isinstance(party, BundleParty)]
+        return Opened(parties, studies, CopiesAccess(model, studies[0].model, bundles, facts, chains))
+    _check_numbers(parties, facts)
+    rounds = Rounds(studies[0].model, doors, run_id=run_id, shares=shares, step=steps or 0)
+    stack.callback(rounds.close)
+    return Opened(parties, studies, rounds)
+
+
+def _check_numbers(parties: Sequence[Party], facts: Sequence[Facts]) -> None:
+    """Refuse a table that has not as many records as was stated: a plan for another number, or another table."""
+    for party, said in zip(parties, facts, strict=True):
+        if isinstance(party, TableParty) and party.n is not None and party.n != said.n:
+            whose = "the table" if party.name == TABLE else f"the table of {party.name!r}"
+            raise InvalidInput(
+                f"the number of records that was stated must be that of the table: n = {party.n:,}, and {whose} has "
+                f"{said.n:,} records. Correct n, or the path of the table."
+            )
+
+
+def check_agree(facts: Sequence[Facts], study: Study) -> None:
+    """Compare versions, models and the order of parameters before anyone spends.
+
+    Raises
+    ------
+    InvalidInput
+        Names the owner that differs, and in what.
+    """
+    mine = {"protocol": PROTOCOL, "model": study.model.fingerprint(), "coordinates": study.model.coordinate_names()}
+    words = {
+        "protocol": "speaks another version of the protocol",
+        "model": "has another model (its fingerprint differs)",
+        "coordinates": "has other parameters, or in another order",
+    }
+    for owner in facts:
+        for field, wanted in mine.items():
+            if getattr(owner, field) != wanted:
+                raise InvalidInput(
+                    f"all owners must mean the same thing before anyone spends, and {owner.name!r} {words[field]}: "
+                    f"{getattr(owner, field)!r:.80}, not {wanted!r:.80}. Use the same sfumato and the same model everywhere."
+                )
+        if owner.n < 1 or not owner.mu > 0:
+            raise InvalidInput(f"an owner needs records and a budget, and {owner.name!r} says it has none.")
+
+
+def check_unchanged(opened: Opened, begun: Mapping[str, Any], anything_paid: bool) -> None:
+    """Refuse owners who have other records, or answer for them in another way, than when the run was begun.
+
+    A node whose account of this run is untouched although something was paid is refused too: another analyst's token, or a ledger
+    that was made anew. With a whole cap of its own the statement would promise too much.
+    """
+    for number, facts in enumerate(opened.access.facts):
+        then, now = begun[facts.name], facts.settled()
+        if now["n"] != then["n"]:
+            raise CheckpointError(
+                f"these are not the records the run was started with: {facts.name!r} has {now['n']:,}, then it had "
+                f"{then['n']:,}. Resume with the same tables, or start a new run."
+            )
+        if changed := [name for name in now if now[name] != then[name]]:
+            told = "; ".join(f"{name} = {now[name]!r:.80}, then {then[name]!r:.80}" for name in changed)
+            raise CheckpointError(
+                f"a chain has one target and one way of bounding it, and {facts.name!r} now has {told}. Ask for what it was, or "
+                "start a new run."
+            )
+        if anything_paid and isinstance(opened.parties[number], NodeParty) and opened.access.spent(number) <= 0:
+            raise CheckpointError(
+                f"a run goes on with the account that it paid from, and {facts.name!r} has nothing spent on this run under your "
+                "token; connect as the analyst who began it, or start a new run."
+            )

@@ -1,0 +1,283 @@
+"""Who holds the records of a run: tables in this process (on Ray too), nodes, bundles. One is the same as several.
+
+A party is an owner before it is opened: a name, a promise, how its records are read, and the study that is made of them. What it
+is once it is open is an `Access` (`run.opening`).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, cast
+
+from sfumato.access.base import Door
+from sfumato.access.bundle import BundleDoor
+from sfumato.access.local import TableAccess, check_room, open_door, open_table
+from sfumato.bundle import Bundle
+from sfumato.domain import Domain
+from sfumato.errors import BudgetSpent, InvalidInput
+from sfumato.families.base import Family
+from sfumato.owner import Owner
+from sfumato.planner import budget_mu
+from sfumato.progress import Tick
+from sfumato.raytable import RayTable
+from sfumato.study import Study, make_study
+from sfumato.vault.ledger import Ledger
+
+TABLE = "table"
+"""What a table is called that was given as such: the only owner."""
+
+
+@dataclass(frozen=True)
+class TableParty:
+    """Records in this process, or on the machines of its Ray cluster.
+
+    `alone`: nobody else holds records of this run, and these are in this process: the chains are one compiled loop.
+    """
+
+    live: ClassVar[bool] = True
+    owner: Owner
+    epsilon: float
+    delta: float
+    alone: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the owner is called."""
+        return self.owner.name
+
+    @property
+    def n(self) -> int | None:
+        """Number of records, if it was told: nothing is opened to find out."""
+        return self.owner.n
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How the records are read, and whether a ledger of the owner's guards them: a run goes on as it began."""
+        owner = self.owner
+        return {
+            "outside": owner.outside, "precision": owner.precision, "own_ledger": owner.ledger is None,
+            "columns": {k: raw if isinstance(raw, str) else list(raw) for k, raw in (owner.columns or {}).items()},
+        }  # fmt: skip
+
+    @property
+    def analyst(self) -> str:
+        """As whom the owner knows the one who asks: in this process, as nobody."""
+        return ""
+
+    def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
+        """The study of this owner's records."""
+        own = self.owner.domain
+        return make_study(model, own if own is not None else domain, sensitivity, kernel)
+
+    def check_room(self) -> None:
+        """Refuse a run for which the owner's ledger has too little left."""
+        if self.owner.ledger is None:
+            return
+        try:
+            check_room(self.owner.ledger, budget_mu(self.epsilon, self.delta), self.delta)
+        except BudgetSpent as error:
+            whose = "" if self.name == TABLE else f"owner {self.name!r}: "
+            raise BudgetSpent(f"{whose}{error}", needed=error.needed, left=error.left, owner=self.name) from None
+
+    def open_alone(self, study: Study, run_id: str, folder: Path | None, resuming: bool) -> TableAccess:
+        """Open the records and the account, for chains that are one compiled loop."""
+        return open_table(study, self.owner.data, **self._opening(run_id, folder, resuming))
+
+    def open(self, study: Study, run_id: str, folder: Path | None, resuming: bool, tick: Tick) -> Door:
+        """Open the records and the account, for answers one round at a time."""
+        return open_door(study, self.owner.data, tick=tick, **self._opening(run_id, folder, resuming))
+
+    def _opening(self, run_id: str, folder: Path | None, resuming: bool) -> dict[str, Any]:
+        owner = self.owner
+        return {
+            "name": owner.name, "epsilon": self.epsilon, "delta": self.delta, "mu": budget_mu(self.epsilon, self.delta),
+            "run_id": run_id, "ledger": owner.ledger, "ledger_path": self._ledger_path(folder), "outside": owner.outside,
+            "columns": owner.columns, "precision": owner.precision, "remembered": folder is not None, "resuming": resuming,
+        }  # fmt: skip
+
+    def _ledger_path(self, folder: Path | None) -> Any:
+        """Where the run keeps a ledger of its own, if it keeps anything and the owner has none."""
+        if folder is None or self.owner.ledger is not None:
+            return None
+        return folder / ("ledger.sqlite" if self.name == TABLE else f"ledger-{_file_name(self.name)}.sqlite")
+
+
+@dataclass
+class NodeParty:
+    """A node: what `sfumato.connect` gives."""
+
+    live: ClassVar[bool] = True
+    node: Any
+    epsilon: float
+    delta: float
+    approved: str = ""
+    n: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What the owner is called."""
+        return str(self.node.name)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Nothing that the analyst chooses."""
+        return {}
+
+    @property
+    def analyst(self) -> str:
+        """As whom the node knows the one who asks: the run's account there is in that name."""
+        return str(getattr(self.node, "analyst", ""))
+
+    def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
+        """The study that the node has approved for this model."""
+        self.approved, found, self.n = self.node.study(model, domain, sensitivity, kernel)
+        return cast(Study, found)
+
+    def check_room(self) -> None:
+        """The node refuses a run that it has no budget for."""
+
+    def open(self, study: Study, run_id: str, folder: Path | None, resuming: bool, tick: Tick) -> Door:
+        """Open the run there."""
+        fingerprint = study.model.fingerprint()
+        door = self.node.door(self.approved, fingerprint, epsilon=self.epsilon, delta=self.delta, run_id=run_id)
+        return cast(Door, door)
+
+
+@dataclass(frozen=True)
+class BundleParty:
+    """A bundle: its answers are paid for."""
+
+    live: ClassVar[bool] = False
+    bundle: Bundle
+
+    @property
+    def name(self) -> str:
+        """What the owner is called."""
+        return f"bundle {self.bundle.id}"
+
+    @property
+    def n(self) -> int:
+        """Number of records."""
+        return self.bundle.n
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settled when it was released."""
+        return {}
+
+    @property
+    def analyst(self) -> str:
+        """Nobody is asked."""
+        return ""
+
+    def pilot_copies(self, share: float) -> int:
+        """Copies that the pilot averages."""
+        return max(1, int(self.bundle.left * share)) if share > 0 else 0
+
+    def open(self, family: Family, study: Study, chains: int, pilot_copies: int, skip: int) -> BundleDoor:
+        """A door whose answers are the bundle's copies."""
+        return BundleDoor(
+            self.bundle, family, study.model, name=self.name, chains=chains, pilot_copies=pilot_copies, skip=skip
+        )
+
+
+LiveParty: TypeAlias = TableParty | NodeParty
+Party: TypeAlias = LiveParty | BundleParty
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What `sfumato.sample` was given about the owner of a single table; each of several owners has its own.
+
+    `promises`: what a run that goes on was begun under, by owner; they stand in for epsilon and delta that are not given again.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    n: int | None = None
+    ledger: Ledger | None = None
+    outside: str = "refuse"
+    columns: Any = None
+    precision: str = "float64"
+    promises: Mapping[str, tuple[float, float]] | None = None
+
+    def promise(self, name: str, own: tuple[float | None, float | None] = (None, None)) -> tuple[float, float]:
+        """Epsilon and delta of an owner: its own, those of the run that goes on, or those given for all."""
+        known = (self.promises or {}).get(name, (self.epsilon, self.delta))
+        epsilon, delta = own if own[0] is not None else known
+        if epsilon is None or delta is None:
+            whose = "" if name == TABLE else f" for owner {name!r}, there or in sf.sample"
+            reason = "the owner chooses the guarantee, there is no default" if name == TABLE else "there is no default"
+            raise InvalidInput(f"epsilon and delta must be given{whose}: {reason}.")
+        budget_mu(epsilon, delta)
+        return float(epsilon), float(delta)
+
+    def refuse_with_owners(self) -> None:
+        """Refuse what is each owner's own to say."""
+        if self.ledger is not None:
+            raise InvalidInput("each owner has its own ledger; pass ledger= to sf.Owner, not to sf.sample.")
+        if self.outside != "refuse" or self.columns or self.precision != "float64":
+            raise InvalidInput("outside=, columns= and precision= are each owner's own; pass them to sf.Owner.")
+        if self.n is not None:
+            raise InvalidInput("n is each owner's own; pass it to sf.Owner, or leave it out.")
+
+    def refuse_with_bundles(self) -> None:
+        """Refuse what was settled when bundles were released."""
+        given = {"epsilon": self.epsilon, "delta": self.delta, "n": self.n, "ledger": self.ledger}
+        if stated := [name for name, value in given.items() if value is not None]:
+            raise InvalidInput(
+                f"a bundle's records and budget were settled when it was released; leave out {', '.join(stated)}."
+            )
+
+
+def as_parties(data: Any, given: Given) -> list[Party]:
+    """Whatever `sfumato.sample` takes, as a list of parties."""
+    if not _is_owner(data) and not isinstance(data, list | tuple):
+        on_ray = isinstance(data, RayTable)
+        owner = Owner(
+            data, name=TABLE, outside=given.outside, ledger=given.ledger, columns=given.columns, precision=given.precision,
+            n=given.n,
+        )  # fmt: skip
+        return [TableParty(owner, *given.promise(TABLE), alone=not on_ray)]
+    items = list(data) if isinstance(data, list | tuple) else [data]
+    if not items:
+        raise InvalidInput("a run needs at least one owner, got an empty list.")
+    if all(isinstance(item, Bundle) for item in items):
+        given.refuse_with_bundles()
+    else:
+        given.refuse_with_owners()
+    parties = [_party(item, given) for item in items]
+    if len(parties) == 1 and isinstance(parties[0], TableParty):
+        parties = [replace(parties[0], alone=not isinstance(parties[0].owner.data, RayTable))]
+    names = [party.name for party in parties]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"every owner needs a name of its own, got {', '.join(sorted(names))}.")
+    return parties
+
+
+def _party(item: Any, given: Given) -> Party:
+    if isinstance(item, Bundle):
+        return BundleParty(item)
+    if isinstance(item, Owner):
+        promise = given.promise(item.name, (item.epsilon, item.delta))
+        return NodeParty(item.data, *promise) if _is_node(item.data) else TableParty(item, *promise)
+    if _is_node(item):
+        return NodeParty(item, *given.promise(item.name))
+    raise InvalidInput(
+        f"a list of owners holds sf.Owner, what sf.connect gives, or bundles, got {type(item).__name__}; wrap a table as "
+        "sf.Owner(table, name=...)."
+    )
+
+
+def _is_owner(item: Any) -> bool:
+    return isinstance(item, Owner | Bundle) or _is_node(item)
+
+
+def _is_node(item: Any) -> bool:
+    return not isinstance(item, Owner) and hasattr(item, "door") and hasattr(item, "study")
+
+
+def _file_name(name: str) -> str:
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
+    return f"{kept[:40]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
