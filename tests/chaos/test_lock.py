@@ -17,9 +17,9 @@ import pytest
 import sfumato as sf
 from chaos.test_pilot_killed import FAMILY, SETTINGS, Y
 from chaos.test_resume import check_account
-from sfumato import folderlock
 from sfumato.errors import CheckpointError, SfumatoError
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.run import folderlock
 from sfumato.run.folderlock import FolderLock
 from sfumato.run.journal import Journal
 
@@ -192,7 +192,7 @@ SCRIPT = textwrap.dedent(
     warnings.filterwarnings("ignore", message="os.fork")
     from chaos.test_pilot_killed import FAMILY, SETTINGS, Y
     import sfumato as sf
-    from sfumato import folderlock
+    from sfumato.run import folderlock
 
     def tick(done, total, text):
         {sabotage}

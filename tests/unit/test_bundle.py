@@ -296,7 +296,7 @@ def test_bundles_that_do_not_belong_together_are_refused(file):
     other = make(family=sf.families.Poisson(3))
     with pytest.raises(BundleError, match="released for Poisson"):
         sf.sample(FAMILY, [first, other])
-    with pytest.raises(InvalidInput, match="bundles only"):
+    with pytest.raises(InvalidInput, match="holds sf.Owner, what sf.connect gives, or bundles"):
         sf.sample(FAMILY, [first, {"y": Y}])
     with pytest.raises(InvalidInput, match="leave out epsilon"):
         sf.sample(FAMILY, first, epsilon=1.0)

@@ -457,8 +457,7 @@ class _Step:
         ) -> tuple[State, Array, Array]:
             heard = lattice.heard(numbers, answered, gamma, sigma)
             if shift is not None:
-                along = jnp.where(answered[:, None], move.along, 0.0)
-                heard = heard._replace(d_n_noisy=heard.d_n_noisy - along @ shift)
+                heard = lattice.shifted(heard, move.along, shift)
             moved, accepted = decide_all(kernel, states, draw, move, heard)
             return moved, accepted, heard.d_n_noisy
 

@@ -233,7 +233,7 @@ class Given:
 
 def as_parties(data: Any, given: Given) -> list[Party]:
     """Whatever `sfumato.sample` takes, as a list of parties."""
-    if not _is_owner(data) and not isinstance(data, list | tuple):
+    if not is_list_of_owners(data):
         on_ray = isinstance(data, RayTable)
         owner = Owner(
             data, name=TABLE, outside=given.outside, ledger=given.ledger, columns=given.columns, precision=given.precision,
@@ -250,7 +250,7 @@ def as_parties(data: Any, given: Given) -> list[Party]:
     parties = [_party(item, given) for item in items]
     if len(parties) == 1 and isinstance(parties[0], TableParty):
         parties = [replace(parties[0], alone=not isinstance(parties[0].owner.data, RayTable))]
-    names = [party.name for party in parties]
+    names = [party.name for party in parties if party.live]
     if len(set(names)) < len(names):
         raise InvalidInput(f"every owner needs a name of its own, got {', '.join(sorted(names))}.")
     return parties
@@ -270,8 +270,9 @@ def _party(item: Any, given: Given) -> Party:
     )
 
 
-def _is_owner(item: Any) -> bool:
-    return isinstance(item, Owner | Bundle) or _is_node(item)
+def is_list_of_owners(data: Any) -> bool:
+    """Whether owners were given, one or several, and not a table."""
+    return isinstance(data, list | tuple | Owner | Bundle) or _is_node(data)
 
 
 def _is_node(item: Any) -> bool:

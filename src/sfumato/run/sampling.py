@@ -44,7 +44,16 @@ from sfumato.run.opening import (
     make_studies,
     open_parties,
 )
-from sfumato.run.parties import TABLE, BundleParty, Given, LiveParty, Party, TableParty, as_parties
+from sfumato.run.parties import (
+    TABLE,
+    BundleParty,
+    Given,
+    LiveParty,
+    Party,
+    TableParty,
+    as_parties,
+    is_list_of_owners,
+)
 from sfumato.run.piloting import Again, find_start, first_pilot, refuse_unless_arrived
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.request import Request, make_request
@@ -284,8 +293,9 @@ def _given_again(terms: Terms, data: Any, ledger: Ledger | None) -> Given:
     """What was given about the owners when the run was begun: of one table, how it is read."""
     promises, settings = terms.promises, dict(terms.owners[0].settings) if terms.alone else {}
     settings.pop("own_ledger", None)
-    if terms.alone and isinstance(data, list | tuple):
-        raise InvalidInput("this run was started on one table; pass the same one.")
+    if terms.alone == is_list_of_owners(data):
+        words = "on one table; pass the same one" if terms.alone else "over owners; pass the same list of them"
+        raise InvalidInput(f"this run was started {words}.")
     return Given(ledger=ledger, promises=promises, **settings | {"columns": settings.get("columns") or None})
 
 

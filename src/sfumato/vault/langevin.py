@@ -144,4 +144,4 @@ class Corrections:
         question, along = self._question, jnp.where(priced.answered[:, None], move.along, 0.0)
         released = exact_scalar(question, held, along) + fresh.scalars
         heard = lattice.heard(released, priced.answered, question.gamma_scalar, question.sigma)
-        return heard._replace(d_n_noisy=heard.d_n_noisy - along @ self._shift), kept
+        return lattice.shifted(heard, along, self._shift), kept

@@ -11,6 +11,7 @@ from math import floor, log2
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+from jax import lax
 
 from sfumato.errors import InvalidInput
 from sfumato.kernel import Heard
@@ -98,6 +99,16 @@ def heard(noisy: Array, answered: Array, gamma: float, sigma: Array) -> Heard:
     """Noisy whole numbers of all chains as what they stand for; not a number where nothing was asked."""
     value = jnp.where(answered, noisy.astype(jnp.float64) * gamma, jnp.nan)
     return Heard(value, jnp.broadcast_to(jnp.asarray(sigma, jnp.float64), answered.shape), answered)
+
+
+def shifted(heard: Heard, along: Array, shift: Array) -> Heard:
+    """The same, less `along` times what the statistic was shifted by, chain by chain: both are public.
+
+    The product stands alone, so that it is the same to the last bit in whatever program it is part of.
+    """
+    along = lax.optimization_barrier(jnp.where(heard.answered[:, None], along, 0.0))  # type: ignore[no-untyped-call]
+    product = lax.optimization_barrier(along @ shift)  # type: ignore[no-untyped-call]
+    return heard._replace(d_n_noisy=heard.d_n_noisy - product)
 
 
 def first_of_all(quanta: int, chains: int) -> int:

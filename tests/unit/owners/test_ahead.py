@@ -77,6 +77,11 @@ def test_what_was_asked_for_and_not_used_is_counted():
     assert [statistics.unused(step) for step in (1, 9, 16, 17)] == [15 * 6, 7 * 6, 0, 0]
 
 
+def halves(y):
+    """Two owners: one alone would be asked for nothing ahead."""
+    return [sf.Owner({"y": part}, name=name, epsilon=2.0, delta=1e-6) for name, part in (("a", y[::2]), ("b", y[1::2]))]
+
+
 def test_the_statement_counts_what_was_asked_for_ahead_of_an_end(monkeypatch):
     """A run that is stopped in the middle of a message: its statement has all that was released, its transcript what was used."""
     y, chunk = (np.arange(20_000) % 10 < 3).astype(int), Rounds.chunk
@@ -88,11 +93,12 @@ def test_the_statement_counts_what_was_asked_for_ahead_of_an_end(monkeypatch):
 
     monkeypatch.setattr(Rounds, "chunk", nine)
     run = sf.sample(
-        sf.families.Bernoulli(), [sf.Owner({"y": y}, name="a", epsilon=2.0, delta=1e-6)], kernel="langevin", chains=2, seed=3,
+        sf.families.Bernoulli(), halves(y), kernel="langevin", chains=2, seed=3,
         force=True, pilot_share=0.0, guess={"p": 0.3}, max_iterations=100, progress=False,
     )  # fmt: skip
     assert run.iterations == 9
-    assert run.privacy.releases == 2 * (9 + AHEAD)  # corrections of nine steps, statistics of sixteen
+    for owner in run.privacy.owners:
+        assert owner.releases == 2 * (9 + AHEAD)  # corrections of nine steps, statistics of sixteen
 
 
 def test_many_numbers_fetch_fewer_steps():
@@ -149,7 +155,7 @@ def test_a_run_over_owners_asks_ahead_for_most_of_its_steps(monkeypatch):
     monkeypatch.setattr(Rounds, "add", add)
     y = (np.arange(20_000) % 10 < 3).astype(int)
     run = sf.sample(
-        sf.families.Bernoulli(), [sf.Owner({"y": y}, name="a", epsilon=2.0, delta=1e-6)], kernel="langevin", chains=2, seed=3,
+        sf.families.Bernoulli(), halves(y), kernel="langevin", chains=2, seed=3,
         force=True, pilot_share=0.0, guess={"p": 0.3}, max_iterations=100, progress=False,
     )  # fmt: skip
     ahead_ = [name for name in names if name.endswith("/statistics")]

@@ -370,7 +370,7 @@ def test_a_promise_of_the_same_mu_is_another_promise(tmp_path):
     with pytest.raises(CheckpointError, match="promise it was started with, and 'amber'"):
         sf.resume(tmp_path / "c", other, model=coin)
     file = json.loads((tmp_path / "c" / "run.json").read_text())
-    file["terms"]["promises"]["amber"][0] = 0.01
+    file["terms"]["owners"][0]["promise"][0] = 0.01
     file["digest"] = hashlib.sha256(json.dumps(file["terms"], sort_keys=True).encode()).hexdigest()
     (tmp_path / "c" / "run.json").write_text(json.dumps(file))
     with pytest.raises(CheckpointError, match="those of its cap"):
