@@ -50,6 +50,8 @@ class Langevin:
     copy_sigma
         Noise in each coordinate of a second copy of the statistic, the root of xi_2, where corrections are made from
         such copies; 0 where they are asked for as scalars.
+    split
+        Whether both copies are made from one, by public noise (`split_copy`): then a step draws that noise.
     """
 
     name: ClassVar[str] = "langevin"
@@ -59,6 +61,7 @@ class Langevin:
     step: float
     public: Callable[[Array], Array]
     copy_sigma: float = field(default=0.0, kw_only=True)
+    split: bool = field(default=False, kw_only=True)
 
     @property
     def proposal_sigma(self) -> float:
@@ -66,8 +69,9 @@ class Langevin:
         return float(2.0 / np.sqrt(self.step))
 
     def draw(self, rng: Streams, size: int) -> Draw:
-        """Only the decision is random on the public side: the proposal's noise is the owner's."""
-        return Draw(np.zeros((size, 0)), np.zeros(size, np.int32), np.zeros(size), rng.log_u(size))
+        """The decision is random on the public side, and what splits a copy; the proposal's noise is the owner's."""
+        normal = rng.steps.standard_normal((size, len(self.matrix) if self.split else 0))
+        return Draw(normal, np.zeros(size, np.int32), np.zeros(size), rng.log_u(size))
 
     def drift(self, theta: Array) -> Array:
         """b: the part of the drift that needs no data."""
@@ -102,3 +106,24 @@ class Langevin:
     def correct(self, direction: Array, copy: Array) -> tuple[Array, Array]:
         """From a second copy: the noisy correction, and the standard deviation of its noise (the same for -direction)."""
         return -(direction @ copy), self.copy_sigma * jnp.sqrt(jnp.sum(direction**2))
+
+
+def split_copy(copy: np.ndarray, normal: np.ndarray, variance: float, ratio: float) -> tuple[np.ndarray, np.ndarray]:
+    r"""Make two independent noisy copies from one, by public noise.
+
+    Of :math:`\hat S \sim N(S_n, \xi I)` and a public :math:`z \sim N(0, I)`, the two sums
+
+    .. math:: \hat S + \sqrt{\xi/r}\,z \sim N(S_n, \xi(1 + \tfrac1r)I), \qquad
+              \hat S - \sqrt{\xi r}\,z \sim N(S_n, \xi(1 + r)I)
+
+    are jointly normal with covariance :math:`\xi - \sqrt{\xi/r}\sqrt{\xi r} = 0`, hence independent. Their precisions add up to
+    that of the one they were made from: nothing is lost.
+
+    Parameters
+    ----------
+    copy, normal
+        The copies and the public noise, (..., d).
+    variance, ratio
+        xi, and r: the variance of the second over that of the first.
+    """
+    return copy + np.sqrt(variance / ratio) * normal, copy - np.sqrt(variance * ratio) * normal

@@ -103,6 +103,7 @@ def compile_loop(
     log_prior: Callable[[Array], Array],
     *,
     first: First | None = None,
+    copies: bool = False,
     each: bool = False,
     options: Mapping[str, bool | int | str] | None = None,
 ) -> Callable[..., tuple[Looped, Any]]:
@@ -112,6 +113,8 @@ def compile_loop(
     ----------
     first
         Answers the first query of every chain, for kernels that have one.
+    copies
+        Whether answers are made from second copies of the statistic, which the transcript shows.
     each
         Whether chains have a kernel each.
     options
@@ -144,7 +147,14 @@ def compile_loop(
             moved, accepted = decide_all(kernel, states, draw, move, heard, each)
             after = jax.tree.map(lambda new, old: jnp.where(_column(accepted, new), new, old), proposed, kept)
             row = Transcript(
-                moved.theta, move.theta_prop, heard.d_n_noisy, priced.widths, accepted, heard.sigma, t_noisy=heard_first
+                moved.theta,
+                move.theta_prop,
+                heard.d_n_noisy,
+                priced.widths,
+                accepted,
+                heard.sigma,
+                heard_first,
+                heard.copy,
             )
             return moved, after, row
 
@@ -154,7 +164,7 @@ def compile_loop(
         held: Any, kernel: Kernel, states: State, kept: Any, draws: Draw, fresh: Any, limit: Array, allowance: Array
     ) -> tuple[Looped, Any]:
         size, most = len(draws.log_u), steps_within(limit, draws, fresh)
-        out = _blank(size, states, first is not None)
+        out = _blank(size, states, first is not None, copies)
 
         def goes_on(carry: Any) -> Array:
             return carry[-1] & (carry[0] < most)
@@ -193,7 +203,9 @@ def _column(accepted: Array, values: Array) -> Array:
     return accepted.reshape(-1, *[1] * (values.ndim - 1))
 
 
-def _blank(size: int, states: State, asks_first: bool) -> Transcript:
+def _blank(size: int, states: State, first: bool, copies: bool) -> Transcript:
     chains, dim = states.theta.shape
     wide, narrow = jnp.zeros((size, chains, dim)), jnp.zeros((size, chains))
-    return Transcript(wide, wide, narrow, narrow, narrow.astype(bool), narrow, t_noisy=wide if asks_first else None)
+    return Transcript(
+        wide, wide, narrow, narrow, narrow.astype(bool), narrow, wide if first else None, wide if copies else None
+    )

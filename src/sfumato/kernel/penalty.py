@@ -95,11 +95,13 @@ class Heard(NamedTuple):
     """What was answered about a move: the noisy log ratio, the standard deviation of its noise, and whether it was answered.
 
     What was not is a rejection that cost nothing: not possible, or beyond what the owner answers for (in both directions alike).
+    `copy`: the second copy of the statistic that the answer was made from, if it was.
     """
 
     d_n_noisy: Array
     sigma: Array
     answered: Array
+    copy: Array = None
 
 
 def propose(kernel: "Kernel", log_prior: Callable[[Array], Array], state: State, draw: Draw, first: Array) -> Move:

@@ -16,23 +16,38 @@ from sfumato import noise_aware
 from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
 from sfumato.families.base import Family
 from sfumato.haste import hastily
+from sfumato.kernel import Langevin
 from sfumato.model import Model
 from sfumato.model.base import theta_of
-from sfumato.planner import forecast, proportional, truncated
+from sfumato.planner import efficiency, forecast, proportional, truncated
 from sfumato.planner.plan import ENOUGH, Plan
 
 Array: TypeAlias = Any
 
 
-class Supply(NamedTuple):
-    """What a chain on bundles has: steps for all chains together, noise of one (summed) copy, records, weakest promise."""
+MOST_AVERAGED = 256
+"""Copies that a proposal averages, at the most."""
+RATIOS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Noise variance of the copy that decides, over that of the copy that moves."""
+ENOUGH_COPIES = 0.995
+"""Of the best forecast: among plans that promise as much, the one with the fewest steps is taken."""
 
-    steps: int
+
+class Supply(NamedTuple):
+    """What chains on bundles have: copies for all of them, noise of one (summed) copy, records, weakest promise, most steps."""
+
+    copies: int
     xi: float
     n: int
     epsilon: float
     delta: float
     mu: float
+    limit: int | None = None
+
+    def steps(self, chains: int, copies_a_step: int = 1) -> int:
+        """Steps per chain."""
+        steps = self.copies // (chains * copies_a_step)
+        return steps if self.limit is None else min(steps, self.limit)
 
 
 def picture_from_copies(
@@ -109,15 +124,65 @@ def plan_bundles(
         step, value, name = max(options, key=lambda option: option[1])
     else:
         (step, value), name = truncated.best_step(picture.covariance, root, truncate, noise), kernel
-    steps = supply.steps // chains
+    steps = supply.steps(chains)
     strongest = float(np.linalg.norm(jacobian @ root, ord=2)) ** 2 * supply.xi
     return Plan(
         kernel=name, sigma=step * noise, step=step, iterations=steps, chains=chains, n=supply.n, epsilon=supply.epsilon,
         delta=supply.delta, mu=supply.mu, pilot_share=pilot_share, forecast_ess=steps * chains * value,
-        limit_ess=supply.steps / strongest, picture=picture, matrix=root,
+        limit_ess=supply.copies / strongest, picture=picture, matrix=root,
         assumptions=(picture.origin, "a posterior close to normal", "sigma grows with the step: shown is a typical one"),
         truncate=truncate,
     )  # fmt: skip
+
+
+LARGEST_STEP = 1.5
+"""Of Langevin on copies, in units of the narrowest direction's variance: beyond, proposals overshoot."""
+
+
+def plan_langevin(picture: forecast.Picture, supply: Supply, *, chains: int, pilot_share: float) -> Plan | None:
+    r"""Plan Langevin in the natural parameter on copies, or None where even one copy makes too long a step.
+
+    The average of m copies is split by public noise (`kernel.langevin.split_copy`) into one with the noise
+    :math:`\xi_1 = \tfrac\xi m(1 + \tfrac1r)`, which is that of a Langevin proposal with the step :math:`\eta = 4/\xi_1` and no
+    preconditioner, and another with :math:`\xi_2 = r\xi_1`, which makes the correction :math:`-u^\top\check S`,
+    :math:`u = \tfrac\eta4(b' - b)`. Its noise :math:`\lVert u\rVert\sqrt{\xi_2}` is the same for the swapped pair, so the
+    chain is exact. A direction of posterior variance :math:`1/\lambda` moves as by :math:`h = \eta\lambda`, and the mean square
+    of the correction's noise is :math:`\tfrac r4\sum_i h_i^2(1 + h_i/4)`. All steps together use every copy once: small steps
+    cost compute and no privacy.
+    """
+    precisions = np.linalg.eigvalsh(forecast.safe_inverse(picture.covariance))
+    options = []
+    for averaged in sorted({int(m) for m in np.geomspace(1, MOST_AVERAGED, 40)}):
+        for ratio in RATIOS:
+            step = 4 * averaged / (supply.xi * (1 + 1 / ratio))
+            if step * precisions[-1] > LARGEST_STEP:
+                continue
+            each = step * precisions
+            sigma = float(np.sqrt(ratio / 4 * np.sum(each**2 * (1 + each / 4))))
+            others = float(np.sum(each**3 / 16 + each**6 / 512))
+            worth = efficiency.autoregression(float(each[0]), float(np.hypot(sigma, others**0.5)))
+            iterations = supply.steps(chains, averaged)
+            options.append(_Option(chains * iterations * worth, averaged, ratio, step, sigma, iterations))
+    if not options:
+        return None
+    top = max(option.ess for option in options)
+    best = max((o for o in options if o.ess >= ENOUGH_COPIES * top), key=lambda o: (o.averaged, o.ess))
+    return Plan(
+        kernel=Langevin.name, sigma=best.sigma, step=best.step, iterations=best.iterations, chains=chains, n=supply.n,
+        epsilon=supply.epsilon, delta=supply.delta, mu=supply.mu, pilot_share=pilot_share, forecast_ess=best.ess,
+        limit_ess=supply.copies * float(precisions[0]) / supply.xi, picture=picture, matrix=np.eye(len(precisions)),
+        assumptions=(picture.origin, "a posterior close to normal"), copy_sigma=float(np.sqrt(4 * best.ratio / best.step)),
+        averaged=best.averaged,
+    )  # fmt: skip
+
+
+class _Option(NamedTuple):
+    ess: float
+    averaged: int
+    ratio: float
+    step: float
+    sigma: float
+    iterations: int
 
 
 def _roots(covariance: np.ndarray) -> list[np.ndarray]:

@@ -75,6 +75,8 @@ class Plan:
     copy_sigma
         Langevin on a family over owners one has to wait for: noise in each coordinate of the second copies that
         corrections are made from; `sigma` is then what the noise of a correction will be on average. Else 0.
+    averaged
+        Langevin on bundles: copies whose average a step uses. Else 0.
     hint
         Of a weak plan: which columns want centring and scaling, if any.
     """
@@ -99,6 +101,7 @@ class Plan:
     considered: tuple[tuple[str, float], ...] = ()
     truncate: float | None = None
     copy_sigma: float = 0.0
+    averaged: int = 0
     band: tuple[float, float] | None = None
     missing: tuple[tuple[str, str], ...] = ()
     hint: str = field(default="", repr=False)
@@ -195,6 +198,8 @@ class Plan:
         ]
 
     def _noise(self) -> str:
+        if self.averaged:
+            return f"sigma = {self.sigma:.3g} per correction on average; a step uses {self.averaged} copies"
         if self.copy_sigma:
             return f"sigma = {self.sigma:.3g} per correction on average, made from second copies that are asked ahead"
         return f"sigma = {self.sigma:g} per answer" + (" of the correction" if self.kernel == Langevin.name else "")
@@ -237,6 +242,7 @@ class Plan:
         out |= {"owners": [dict(owner) for owner in self.owners]} if self.owners else {}
         out |= {"truncate": self.truncate} if self.truncate is not None else {}
         out |= {"copy_sigma": self.copy_sigma} if self.copy_sigma else {}
+        out |= {"averaged": self.averaged} if self.averaged else {}
         out |= {
             "considered": [list(pair) for pair in self.considered],
             "missing": [list(pair) for pair in self.missing],

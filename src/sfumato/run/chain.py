@@ -66,7 +66,7 @@ def build_kernel(study: Study, plan: Plan) -> Kernel:
         return plan.build_kernel()
     if study.family is not None:
         public = public_part(study.family, study.model, plan.n)
-        return Langevin(plan.matrix, plan.step, public, copy_sigma=plan.copy_sigma)
+        return Langevin(plan.matrix, plan.step, public, copy_sigma=plan.copy_sigma, split=plan.averaged > 0)
     with jax.enable_x64(True):
         return reference_kernel(study.model, plan.picture, plan.matrix, plan.step)
 

@@ -17,7 +17,7 @@ Yıldırım 2016, Algorithms 2 and 3, Corollary 1.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,19 +30,20 @@ from sfumato.access.rounds import NoBlock
 from sfumato.bundle import Bundle
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
-from sfumato.kernel import Draw, Heard, Kernel, Move, State
+from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, State
+from sfumato.kernel.langevin import split_copy
 from sfumato.kernel.loop import Priced, Transcript, compile_loop
 from sfumato.model import Model
 from sfumato.noise_aware import from_copies
 from sfumato.planner import Plan
-from sfumato.planner.bundles import Supply, picture_from_copies, plan_bundles, refuse_if_weak
+from sfumato.planner.bundles import Supply, picture_from_copies, plan_bundles, plan_langevin, refuse_if_weak
+from sfumato.planner.forecast import Picture
+from sfumato.planner.plan import pilot_fraction
 from sfumato.privacy.joint import join
 from sfumato.run.request import Request
 from sfumato.study import Study
 
 Array: TypeAlias = Any
-BUNDLE_SHARE = 0.1
-"""Share of the unused copies that finds start and scale; the chain does not see those."""
 CHUNK = 1 << 16
 """Steps (of all chains together) per compiled call: a fraction of a second, so that progress moves and Ctrl-C is heard."""
 
@@ -118,6 +119,38 @@ class Copies:
         return Heard(jnp.where(priced.answered, d_n_noisy, jnp.nan), sigma, priced.answered), there
 
 
+class TwoCopies(NamedTuple):
+    """What a Langevin step uses up, made from one average of copies: what moves the chain, and what decides."""
+
+    first: Array
+    second: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Corrections:
+    """Copies for Langevin steps in the compiled loop; see `planner.bundles.plan_langevin`. Nothing is charged here."""
+
+    kernel: Langevin
+    root_cost: float
+
+    def first(self, held: None, fresh: TwoCopies) -> tuple[Array, Array]:
+        """The copy that moves each chain."""
+        return fresh.first, jnp.zeros((), jnp.int64)
+
+    def price(self, held: None, states: State, kept: Array, move: Move) -> Priced:
+        """Noise of the corrections; a move that is not possible uses its copies up all the same."""
+        sigma = self.kernel.copy_sigma * jnp.sqrt(jnp.sum(move.along**2, axis=1))
+        usable = move.possible & jnp.isfinite(sigma)
+        return Priced(jnp.where(usable, sigma * self.root_cost, 0.0), usable, jnp.zeros((), jnp.int64))
+
+    def answer(
+        self, held: None, states: State, kept: Array, move: Move, priced: Priced, fresh: TwoCopies
+    ) -> tuple[Heard, Array]:
+        """The corrections."""
+        d_n_noisy, sigma = jax.vmap(self.kernel.correct)(move.along, fresh.second)
+        return Heard(jnp.where(priced.answered, d_n_noisy, jnp.nan), sigma, priced.answered, fresh.second), kept
+
+
 class Taken(NamedTuple):
     """Some steps on copies: see `sfumato.access.base.Answers`."""
 
@@ -140,13 +173,16 @@ class CopiesAccess:
     waited = 0.0
     rows = 1
     left = 2**62
+    _averaged = 0
+    _ratio = 1.0
 
     def __init__(
         self, family: Family, model: Model, bundles: Sequence[Bundle], facts: Sequence[Facts], chains: int
     ) -> None:
         self._family, self._model, self._bundles, self._chains = family, model, list(bundles), chains
         self.facts, self.shares = list(facts), [0.0] * len(self._bundles)
-        self._chain: tuple[Question, Callable[..., Any], Natural] | None = None
+        self._kernel: Kernel | None = None
+        self._loop: Callable[..., Any] = lambda *_: None
 
     @property
     def n(self) -> int:
@@ -156,7 +192,7 @@ class CopiesAccess:
     @property
     def longest(self) -> int:
         """Steps of a chunk at the most."""
-        return max(1, CHUNK // self._chains)
+        return max(1, CHUNK // (self._chains * max(self._averaged, 1)))
 
     def budgets(self) -> list[float]:
         """Nobody answers live."""
@@ -186,25 +222,37 @@ class CopiesAccess:
 
     def begin(self, kernel: Kernel, sigma: float, states: State) -> None:
         """Settle the kernel; each copy has the noise that it was released with."""
-        n, xi = self.n, sum(bundle.xi for bundle in self._bundles)
+        xi = sum(bundle.xi for bundle in self._bundles)
         dearest = max(bundle.sensitivity / bundle.xi**0.5 for bundle in self._bundles)
-        question = Question(self._family, self._model, kernel, n, xi, dearest)
         with jax.enable_x64(True):
-            source = Copies(question)
-            loop = compile_loop(source, self._model.log_prior)
-            self._chain = question, loop, jax.jit(source.natural)(states.theta)
+            if isinstance(kernel, Langevin):
+                self._ratio = kernel.copy_sigma**2 * kernel.step / 4
+                langevin, self._averaged = (
+                    Corrections(kernel, dearest),
+                    round(kernel.step * xi * (1 + 1 / self._ratio) / 4),
+                )
+                self._loop = compile_loop(langevin, self._model.log_prior, first=langevin.first, copies=True)
+                self._kept: Any = jnp.zeros((len(states.theta), 0))
+            else:
+                walk = Copies(Question(self._family, self._model, kernel, self.n, xi, dearest))
+                self._loop, self._averaged = compile_loop(walk, self._model.log_prior), 0
+                self._kept = jax.jit(walk.natural)(states.theta)
+        self._kernel = kernel
 
     def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Taken:
         """Take up to `limit` steps, each on copies that no other step has seen."""
-        if self._chain is None:
+        if self._kernel is None:
             raise RuntimeError("CopiesAccess.begin must be called before CopiesAccess.chunk.")
-        question, loop, kept = self._chain
-        copies = take(self._bundles, limit * self._chains).reshape(limit, self._chains, -1)
+        each, rows = max(self._averaged, 1), len(draws.log_u)
+        copies = take(self._bundles, limit * self._chains * each).reshape(limit, self._chains, each, -1)
+        fresh: Any = copies.mean(axis=2)
+        if self._averaged:
+            variance = sum(bundle.xi for bundle in self._bundles) / self._averaged
+            fresh = TwoCopies(*split_copy(fresh, np.asarray(draws.normal)[:limit], variance, self._ratio))
+        fresh = jax.tree.map(lambda part: _pad(part, rows), fresh)
         with jax.enable_x64(True):
-            padded = _pad(copies, len(draws.log_u))
-            looped, kept = loop(None, question.kernel, states, kept, draws, padded, limit, 0)
+            looped, self._kept = self._loop(None, self._kernel, states, self._kept, draws, fresh, limit, 0)
             transcript = jax.tree.map(partial(_first, limit), looped.transcript)
-        self._chain = question, loop, kept
         return Taken(looped.states, transcript, limit)
 
     def close(self) -> None:
@@ -228,13 +276,14 @@ def prepare(
     family: Family, study: Study, bundles: Sequence[Bundle], request: Request
 ) -> tuple[Plan, dict[str, Any], int]:
     """Find start and scale from some copies, then plan: the plan, what was found, and steps per chain."""
-    share = BUNDLE_SHARE if request.pilot_share is None else request.pilot_share
+    share = pilot_fraction(study, request.pilot_share)
     if not 0 <= share < 1:
         raise InvalidInput(f"pilot_share must lie in [0, 1), got {share!r}.")
     chains = request.chains
     if isinstance(chains, bool) or not isinstance(chains, int | np.integer) or chains < 1:
         raise InvalidInput(f"chains must be a whole number of at least one, got {chains!r}.")
-    pilot_copies, steps = _share_out(bundles, chains, request.iterations, share)
+    left = _left(bundles)
+    pilot_copies = max(1, int(left * share)) if share > 0 else 0
     pilot: dict[str, Any] = {"releases": [], "share": share, "first": [bundle.used for bundle in bundles]}
     n, xi = sum(b.n for b in bundles), sum(b.xi for b in bundles)
     if pilot_copies:
@@ -245,14 +294,12 @@ def prepare(
     clamped = any(b.outside == "clamp" for b in bundles)
     picture = picture_from_copies(family, study.model, from_copies(mean, variance, n), request.guess, clamped)
     joined = join([b.privacy for b in bundles])
-    supply = Supply(steps * chains, xi, n, joined.epsilon, joined.delta, joined.mu)
-    plan = plan_bundles(
-        family, study.model, picture, supply, kernel=request.kernel, chains=chains, pilot_share=share,
-        truncate=request.truncate,
-    )  # fmt: skip
+    supply = Supply(left - pilot_copies, xi, n, joined.epsilon, joined.delta, joined.mu, request.iterations)
+    plan = _plan(family, study, picture, supply, request, share)
+    _check_steps(plan, left, pilot_copies, request)
     if not request.force:
         refuse_if_weak(plan)
-    return plan, pilot, steps
+    return plan, pilot, plan.iterations
 
 
 def used_copies(bundles: Sequence[Bundle], pilot: dict[str, Any]) -> dict[str, Any]:
@@ -262,8 +309,29 @@ def used_copies(bundles: Sequence[Bundle], pilot: dict[str, Any]) -> dict[str, A
     return pilot | {"copies": used}
 
 
-def _share_out(bundles: Sequence[Bundle], chains: int, iterations: int | None, share: float) -> tuple[int, int]:
-    """Copies for the pilot and steps per chain, from the owner who has fewest copies left."""
+def _plan(family: Family, study: Study, picture: Picture, supply: Supply, request: Request, share: float) -> Plan:
+    """Langevin where the family is studied in its natural parameter and there are copies enough; else a walk."""
+    langevin = plan_langevin(picture, supply, chains=request.chains, pilot_share=share) if study.natural else None
+    if request.kernel == Langevin.name:
+        if langevin is None:
+            raise InvalidInput(
+                "kernel='langevin' averages copies until their noise is that of a short step, and here one copy alone makes a "
+                "step that is too long, or the family has no such step; ask its owner for more copies (each is noisier, for the "
+                "same budget), or use kernel='guided'."
+            )
+        return langevin
+    walk = plan_bundles(
+        family, study.model, picture, supply, kernel=request.kernel, chains=request.chains, pilot_share=share,
+        truncate=request.truncate,
+    )  # fmt: skip
+    both = [plan for plan in (langevin, walk) if plan is not None]
+    best = max(both, key=lambda plan: plan.forecast_ess)
+    shares = sorted(((plan.kernel, plan.share_of_limit) for plan in both), key=lambda pair: -pair[1])
+    return replace(best, considered=tuple(shares)) if len(both) > 1 else best
+
+
+def _left(bundles: Sequence[Bundle]) -> int:
+    """Copies of the owner who has fewest left."""
     left = min(bundle.left for bundle in bundles)
     if left == 0:
         raise BundleError(
@@ -271,20 +339,19 @@ def _share_out(bundles: Sequence[Bundle], chains: int, iterations: int | None, s
             "opened anew can be analysed anew, with another prior for instance; but two runs on the same copies share "
             "their noise and must not be pooled.)"
         )
-    pilot = max(1, int(left * share)) if share > 0 else 0
-    steps = (left - pilot) // chains
-    if iterations is not None:
-        if isinstance(iterations, bool) or not isinstance(iterations, int | np.integer) or iterations < 1:
-            raise InvalidInput(f"iterations must be a whole number of at least one, got {iterations!r}.")
-        if iterations > steps:
-            raise BundleError(
-                f"{iterations:,} iterations of {chains} chains need {iterations * chains:,} copies beside {pilot:,} for the "
-                f"start, and {left:,} are left; ask for at most {steps:,} iterations."
-            )
-        steps = int(iterations)
-    if steps < 1:
-        raise BundleError(f"{chains} chains need a copy each beside {pilot} for the start, and {left} are left.")
-    return pilot, steps
+    return left
+
+
+def _check_steps(plan: Plan, left: int, pilot: int, request: Request) -> None:
+    """Refuse more steps than there are copies for."""
+    each, asked = max(plan.averaged, 1), request.iterations
+    if asked is not None and asked > plan.iterations:
+        raise BundleError(
+            f"{asked:,} iterations of {plan.chains} chains need {asked * plan.chains * each:,} copies beside {pilot:,} for the "
+            f"start, and {left:,} are left; ask for at most {plan.iterations:,} iterations."
+        )
+    if plan.iterations < 1:
+        raise BundleError(f"{plan.chains} chains need a copy each beside {pilot} for the start, and {left} are left.")
 
 
 def take(bundles: Sequence[Bundle], count: int) -> np.ndarray:

@@ -63,7 +63,7 @@ def make_studies(
             raise InvalidInput(f"bundles are sampled with the family they were released for, got {model!r}.")
         check_distinct(model, bundles)
         if len(bundles) == len(parties):
-            return [make_study(model, None, "certify", "guided")] * len(parties)
+            return [make_study(model, None, "certify", request.kernel)] * len(parties)
     kernel = kernel_for(request, parties)
     own = [
         None if isinstance(party, BundleParty) else party.study(model, domain, request.sensitivity, kernel)

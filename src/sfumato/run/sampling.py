@@ -630,7 +630,7 @@ def _cost(chain: Chain, opened: Opened, transcript: Mapping[str, np.ndarray], i:
     """Mu squared that each step cost owner i."""
     party, share, plan = opened.parties[i], opened.access.shares[i], chain.plan
     if isinstance(party, BundleParty):
-        return np.full_like(transcript["sigma"], party.bundle.sensitivity**2 / party.bundle.xi)
+        return np.full_like(transcript["sigma"], max(plan.averaged, 1) * party.bundle.sensitivity**2 / party.bundle.xi)
     widths = transcript["widths"][..., i] if "widths" in transcript else transcript["sensitivity"]
     first = first_cost(chain.kernel, opened.studies[i])
     return ((widths / (plan.copy_sigma or plan.sigma)) ** 2 + first) / share

@@ -58,13 +58,18 @@ def planned_acceptance(plan: Plain) -> float:
     elif plan.get("trust"):
         variance = plan["picture"]["roughness"] ** 2 * step * (1 - step / 4)
     else:
-        variance = dim * (step**3 / 16 + step**6 / 512)
+        steps = step * np.linalg.svd(np.linalg.solve(_root(plan), np.asarray(plan["matrix"])), compute_uv=False) ** 2
+        variance = float(np.sum(steps**3 / 16 + steps**6 / 512))
     return float(2 * ndtr(-sqrt(plan["sigma"] ** 2 + variance) / 2))
+
+
+def _root(plan: Plain) -> np.ndarray:
+    return np.asarray(np.linalg.cholesky(np.asarray(plan["picture"]["covariance"])))
 
 
 def whiten(theta: np.ndarray, plan: Plain) -> np.ndarray:
     """Parameters (..., d) in the plan's coordinates: its centre is 0, its posterior standard deviations are 1."""
-    root = np.linalg.cholesky(np.asarray(plan["picture"]["covariance"]))
+    root = _root(plan)
     away = (np.asarray(theta) - np.asarray(plan["picture"]["centre"])).reshape(-1, len(root))
     return np.asarray(np.linalg.solve(root, away.T).T.reshape(np.shape(theta)))
 
@@ -78,7 +83,10 @@ def implied_mode(transcript: Transcript, plan: Plain) -> Implied:
         if not len(released):
             return _nothing(len(slope))
         variance = 4 / plan["step"] - (1 if plan.get("trust") else 0)
-        return Implied(released.mean(axis=0) + slope, len(released) / variance * np.eye(len(slope)))
+        # From the kernel's coordinates, A' S_n, to the plan's.
+        turn = np.linalg.solve(np.asarray(plan["matrix"]), _root(plan))
+        precision = np.linalg.inv(turn.T @ turn) * len(released) / variance
+        return Implied(released.mean(axis=0) @ turn + slope, precision)
     return _from_ratios(transcript, plan, slope)
 
 
