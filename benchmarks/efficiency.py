@@ -1,6 +1,6 @@
 """What share of the one-shot limit does each kernel reach? Measured over independent runs, beside the planner's forecast.
 
-    python benchmarks/efficiency.py [--runs 200] [--part families|models] [--only bernoulli]
+    python benchmarks/efficiency.py [--runs 200] [--part families|bundles|models] [--only bernoulli]
 
 Exponential families first, then models that are none (`efficiency_models.py`).
 
@@ -41,6 +41,7 @@ from sfumato.vault.vault import Vault
 
 N, D, DELTA, RADIUS = 100_000, 20, 1e-6, 6.0
 BATCHES = 4
+COPIES, WANTED_OF_BUNDLES = 20_000, 0.85
 
 
 class Problem(NamedTuple):
@@ -213,7 +214,7 @@ def main() -> int:
     parser.add_argument(
         "--runs", type=int, default=200, help="independent runs (of families at d = 1, ten times as many)"
     )
-    parser.add_argument("--part", choices=("families", "models", "all"), default="all")
+    parser.add_argument("--part", choices=("families", "bundles", "models", "all"), default="all")
     parser.add_argument("--only", default="", help="rows whose problem or kernel (of the models: name) contains this")
     models = parser.add_argument_group("models")
     models.add_argument("--pilots", type=int, default=25, help="different pilots among the runs")
@@ -224,9 +225,8 @@ def main() -> int:
     models.add_argument("--out", type=Path, help="append one JSON line per row")
     parser.add_argument("--seed", type=int, default=0, help="of proposals and decisions; noise has none")
     options = parser.parse_args()
-    missed = families(options) if options.part != "models" else 0
-    if options.part != "families":
-        missed += efficiency_models.table(options)
+    parts = {"families": families, "bundles": bundles, "models": efficiency_models.table}
+    missed = sum(part(options) for name, part in parts.items() if options.part in (name, "all"))
     return int(missed > 0)
 
 
@@ -260,6 +260,35 @@ def families(options: argparse.Namespace) -> int:
             f"{'  MISSED' if bad else ''}", flush=True,
         )  # fmt: skip
     print("forecast: as a share of the true ESS*; ratio: measured over forecast, wanted within 1.25.")
+    return missed
+
+
+def bundles(options: argparse.Namespace) -> int:
+    """Print what `sf.sample` gets from a bundle, the copies that find its start included; return how many miss 0.85."""
+    rows = ((bernoulli(), 0.3, 2 * options.runs), (bernoullis(), 1.5, max(options.runs // 10, 2)))
+    print(
+        f"{'bundle of':<22} {'d':>3} {'runs':>5} {'eps':>4} {'copies':>7} {'ESS*':>6} {'accept':>6} {'share':>7} {'+-':>6}"
+    )
+    missed = 0
+    for problem, epsilon, runs in rows:
+        with jax.enable_x64(True):
+            diameter = float(problem.family.whitened_diameter(jnp.diag(problem.sd)))
+        limit, squares, accepted = (budget_mu(epsilon, DELTA) / diameter) ** 2, [], []
+        for seed in range(runs):
+            copies = sf.release(
+                problem.family, problem.data, epsilon=epsilon, delta=DELTA, copies=COPIES, progress=False
+            )
+            run = sf.sample(problem.family, copies, chains=1, seed=seed, force=True, progress=False)
+            squares.append(np.mean(((run.transcript["theta"][0].mean(axis=0) - problem.mean) / problem.sd) ** 2))
+            accepted.append(run.acceptance)
+        share = 1 / np.mean(squares) / limit
+        error = share * np.std(squares, ddof=1) / np.mean(squares) / len(squares) ** 0.5
+        missed += share + error < WANTED_OF_BUNDLES
+        print(
+            f"{problem.name:<22} {len(problem.mean):>3} {runs:>5} {epsilon:>4g} {COPIES:>7} {limit:>6.1f} "
+            f"{np.mean(accepted):>6.3f} {share:>7.4f} {error:>6.4f}", flush=True,
+        )  # fmt: skip
+    print(f"wanted: {WANTED_OF_BUNDLES} of ESS*, within the error")
     return missed
 
 

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
-from sfumato import verdict
+from sfumato.run import verdict
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
 from sfumato.planner import efficiency, synthetic
 from sfumato.planner.plan import asked_steps
@@ -140,8 +140,10 @@ def test_a_weak_plan_says_what_place_it_rests_on_and_asks_for_a_guess():
         )
 
     with pytest.raises(PlanTooWeak, match=r" a guess= .* rests on theta near the prior's median"):
-        plan().refuse_if_weak()
-    plan(guess={"mean": [-1.0, 1.0]}).refuse_if_weak()  # which was indeed the way out
+        replace(plan(), band=(0.0, 1.0)).refuse_if_weak()
+    found = plan()
+    assert found.weak and not found.hopeless  # nothing where all means are alike; but most of the prior is elsewhere
+    assert not plan(guess={"mean": [-1.0, 1.0]}).weak  # which was indeed the way out
     with pytest.raises(PlanTooWeak, match=r" another guess= .* rests on theta near the guess given"):
         replace(plan(guess={"mean": [-1.0, 1.0]}), forecast_ess=1.0, band=(0.1, 1.0)).refuse_if_weak()
     with pytest.raises(PlanTooWeak) as found:  # after a pilot no guess is needed

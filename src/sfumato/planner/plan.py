@@ -366,8 +366,14 @@ def make_plan(
             study, picture, assumptions, mu, 1 - PILOT_SHARE, max_iterations=max_iterations, pilot_share=PILOT_SHARE,
             **counts,
         )  # fmt: skip
-    low, high = (end * plan.share_of_limit for end in band)
+    # At a place where one record could move everything no kernel gets its share; elsewhere it will.
+    hoped = HOPED_LANGEVIN if study.natural or _near(study, kernel) is not None else HOPED_WALK
+    low, high = band[0] * plan.share_of_limit, band[1] * max(plan.share_of_limit, hoped)
     return replace(plan, band=(min(low, plan.forecast_ess), max(high, plan.forecast_ess)))
+
+
+HOPED_LANGEVIN, HOPED_WALK = 0.85, 0.3
+"""Share of the limit that a kernel gets where the posterior is ordinary: for the upper end of a plan's band."""
 
 
 BAND_DRAWS = 8
