@@ -100,7 +100,7 @@ def test_an_honest_study_passes_and_saboteurs_are_caught(case, monkeypatch):
         monkeypatch.undo()
 
         monkeypatch.setattr(Sabotaged, "times", 2)
-        for pool in ready.stage._pools:
+        for pool in ready.stage._chain.pools:
             pool.take(8 * BLOCK)  # what was drawn ahead was honest
         caught = attack(ready, trials=250, confidence=0.99)
         assert caught.mu_lower > MU and not caught.passed

@@ -68,7 +68,6 @@ FAMILIES = {
 @pytest.fixture(autouse=True)
 def no_charge(monkeypatch):
     """Domains too wide to bind cost more than 64 bits can count; charges are tested elsewhere."""
-    monkeypatch.setattr(langevin, "QUANTA_PER_UNIT", 2.0**-20)
     monkeypatch.setattr(langevin, "cost_quanta", lambda mu_squared: 1)
     monkeypatch.setattr(sufficient, "QUANTA_PER_UNIT", 2.0**-20)
 

@@ -1,6 +1,6 @@
 """Langevin's stationary law without sampling: the transition operator on a grid, the noise integrated out.
 
-The kernel's own `propose` and `turn` make the operator; the second query's noise enters through the expected acceptance
+The kernel's own `propose` and `known` make the operator; the second query's noise enters through the expected acceptance
 (which `test_reversibility` shows to be that of the real decision). At h = 0.5 and at h = 0.02 the variance must be the
 posterior's to within 1 %; without the correction it is not.
 """
@@ -33,7 +33,7 @@ def variance_ratio(h, corrected=True):
         kernel = Langevin(np.eye(1) * tau, h, public)
         theta = jnp.asarray(grid)[:, None]
         w_n = jnp.asarray([tau * S_N])
-        middle = jax.vmap(lambda t: kernel.propose(State(t, 0.0, jnp.ones(1)), w_n))(theta)[:, 0]
+        middle = jax.vmap(lambda t: kernel.propose(State(t, 0.0, jnp.ones(1)), None, w_n))(theta)[:, 0]
         known = jax.jit(jax.vmap(jax.vmap(kernel.known, (None, 0)), (0, None)))(theta, theta)
         log_ratio = np.asarray(known.log_ratio - known.along @ w_n)
         log_posterior = np.asarray(jax.vmap(public)(theta)) + grid * S_N

@@ -96,16 +96,19 @@ def cell(bench, limit, *ended):
 
 
 def test_what_the_benchmark_misses(bench, capsys):
-    near, stated, honest, silent, chain = (
+    near, sure, stated, honest, silent, chain = (
         bench.Ended(0.1, off=1.4, error=0.5, arrived=True),
+        bench.Ended(0.1, off=0.1, error=0.2, arrived=True),
         bench.Ended(0.1, off=3.9, error=2.0, arrived=True),
         bench.Ended(0.1, off=9.0, error=0.5, arrived=False),
-        bench.Ended(0.1, off=1.6, error=0.5, arrived=True),
+        bench.Ended(0.1, off=1.6, error=0.2, arrived=True),
         bench.Ended(0.1, off=0.1, error=0.5, arrived=True, chain=True),
     )
     assert not bench.pilots_missed([cell(bench, 25.0, *[near] * 98, stated, honest), cell(bench, 3.0, honest, silent)])
     assert bench.pilots_missed([cell(bench, 25.0, *[near] * 98, honest, honest)])
-    assert bench.pilots_missed([cell(bench, 25.0, *[near] * 999, silent)])
+    assert bench.pilots_missed(
+        [cell(bench, 25.0, *[sure] * 999, silent)]
+    )  # chance would allow it in less than one of 10^5
     assert bench.pilots_missed([cell(bench, 25.0, near), cell(bench, 3.0, chain)])
     assert "silent failures: 1 of these" in capsys.readouterr().out
 

@@ -232,11 +232,11 @@ class CopiesAccess:
                     round(kernel.step * xi * (1 + 1 / self._ratio) / 4),
                 )
                 self._loop = compile_loop(langevin, self._model.log_prior, first=langevin.first, copies=True)
-                self._kept: Any = jnp.zeros((len(states.theta), 0))
+                self._carried: Any = jnp.zeros((len(states.theta), 0))
             else:
                 walk = Copies(Question(self._family, self._model, kernel, self.n, xi, dearest))
                 self._loop, self._averaged = compile_loop(walk, self._model.log_prior), 0
-                self._kept = jax.jit(walk.natural)(states.theta)
+                self._carried = jax.jit(walk.natural)(states.theta)
         self._kernel = kernel
 
     def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Taken:
@@ -251,7 +251,7 @@ class CopiesAccess:
             fresh = TwoCopies(*split_copy(fresh, np.asarray(draws.normal)[:limit], variance, self._ratio))
         fresh = jax.tree.map(lambda part: _pad(part, rows), fresh)
         with jax.enable_x64(True):
-            looped, self._kept = self._loop(None, self._kernel, states, self._kept, draws, fresh, limit, 0)
+            looped, self._carried = self._loop(None, self._kernel, states, self._carried, draws, fresh, limit, 0)
             transcript = jax.tree.map(partial(_first, limit), looped.transcript)
         return Taken(looped.states, transcript, limit)
 

@@ -358,8 +358,10 @@ def _plan_owners(
     """Plan a run over owners: opens no table."""
     studies = make_studies(model, parties, domain, request)
     if n is not None and not (len(parties) == 1 and parties[0].n == n):
-        there = f", and {parties[0].name!r} has {parties[0].n:,} records, not {n}" if len(parties) == 1 else ""
-        raise InvalidInput(f"n is the owners' to say{there}; leave n= out, or state it for each: sf.Owner(..., n=...).")
+        if len(parties) == 1 and parties[0].n is not None:
+            there = f"{parties[0].name!r} has {parties[0].n:,} records, not {n}"
+            raise InvalidInput(f"n is the owner's to say, and {there}; leave n= out.")
+        raise InvalidInput("n is the owners' to say; leave n= out, or state it for each: sf.Owner(..., n=...).")
     sizes = [_size(party) for party in parties]
     mus = [budget_mu(party.epsilon, party.delta) for party in parties]
     shares, mu = share_out([mu**2 for mu in mus], [1.0] * len(mus))
