@@ -284,6 +284,7 @@ def prepare(
         raise InvalidInput(f"chains must be a whole number of at least one, got {chains!r}.")
     left = _left(bundles)
     pilot_copies = max(1, int(left * share)) if share > 0 else 0
+    _check_steps(chains, left, pilot_copies, request.iterations)
     pilot: dict[str, Any] = {"releases": [], "share": share, "first": [bundle.used for bundle in bundles]}
     n, xi = sum(b.n for b in bundles), sum(b.xi for b in bundles)
     if pilot_copies:
@@ -296,7 +297,6 @@ def prepare(
     joined = join([b.privacy for b in bundles])
     supply = Supply(left - pilot_copies, xi, n, joined.epsilon, joined.delta, joined.mu, request.iterations)
     plan = _plan(family, study, picture, supply, request, share)
-    _check_steps(plan, left, pilot_copies, request)
     if not request.force:
         refuse_if_weak(plan)
     return plan, pilot, plan.iterations
@@ -342,16 +342,16 @@ def _left(bundles: Sequence[Bundle]) -> int:
     return left
 
 
-def _check_steps(plan: Plan, left: int, pilot: int, request: Request) -> None:
-    """Refuse more steps than there are copies for."""
-    each, asked = max(plan.averaged, 1), request.iterations
-    if asked is not None and asked > plan.iterations:
+def _check_steps(chains: int, left: int, pilot: int, asked: int | None) -> None:
+    """Refuse more steps than there are copies for, one to a step; a plan may take fewer steps on more copies each."""
+    most = (left - pilot) // chains
+    if asked is not None and asked > most:
         raise BundleError(
-            f"{asked:,} iterations of {plan.chains} chains need {asked * plan.chains * each:,} copies beside {pilot:,} for the "
-            f"start, and {left:,} are left; ask for at most {plan.iterations:,} iterations."
+            f"{asked:,} iterations of {chains} chains need {asked * chains:,} copies beside {pilot:,} for the start, and "
+            f"{left:,} are left; ask for at most {most:,} iterations."
         )
-    if plan.iterations < 1:
-        raise BundleError(f"{plan.chains} chains need a copy each beside {pilot} for the start, and {left} are left.")
+    if most < 1:
+        raise BundleError(f"{chains} chains need a copy each beside {pilot} for the start, and {left} are left.")
 
 
 def take(bundles: Sequence[Bundle], count: int) -> np.ndarray:
