@@ -141,7 +141,7 @@ def test_the_draws_can_be_read_as_netcdf_or_it_is_said_why_not(finished):
 
 
 def test_a_run_that_is_of_no_use_says_so_first_and_ends_with_its_own_code(capsys, tmp_path):
-    study, out = make_study(tmp_path / "s", kernel='"guided"', epsilon=0.02), tmp_path / "out"
+    study, out = make_study(tmp_path / "s", kernel='"guided"', epsilon=0.05), tmp_path / "out"
     code, text, _ = call(capsys, "run", study, "--out", out, "--force")
     assert code == endings.UNUSABLE == 8
     assert text.lstrip().startswith("Verdict: do not use.") and "known to" not in text
