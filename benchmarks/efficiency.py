@@ -265,7 +265,7 @@ def families(options: argparse.Namespace) -> int:
 
 def bundles(options: argparse.Namespace) -> int:
     """Print what `sf.sample` gets from a bundle, the copies that find its start included; return how many miss 0.85."""
-    rows = ((bernoulli(), 0.3, 2 * options.runs), (bernoullis(), 1.5, max(options.runs // 10, 2)))
+    rows = ((bernoulli(), 0.3, 2 * options.runs), (bernoullis(), 1.5, max(options.runs // 4, 2)))
     print(
         f"{'bundle of':<22} {'d':>3} {'runs':>5} {'eps':>4} {'copies':>7} {'ESS*':>6} {'accept':>6} {'share':>7} {'+-':>6}"
     )

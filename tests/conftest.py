@@ -17,7 +17,9 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.par
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # before anyone imports Ray: clusters listen on loopback only
+os.environ.setdefault(
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"
+)  # before anyone imports Ray: clusters listen on loopback only
 os.environ.setdefault("NPROC", "1")  # threads of XLA's: there is a worker for every core already
 gc.set_threshold(100_000, 20, 50)
 

@@ -1,5 +1,7 @@
 """Langevin around a reference point is exact at every step size, however bad the point, and each of its parts is needed."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,6 +190,26 @@ def test_the_log_ratio_is_that_of_the_proposal_as_a_normal_density():
                 ours = float(known.log_ratio) + change - float(s_n @ known.along)
                 prior = float(log_prior(b) - log_prior(a))
                 assert ours == pytest.approx(prior + change + log_q(a, b) - log_q(b, a), rel=1e-8, abs=1e-6)
+
+
+def test_chains_may_have_a_reference_point_each_with_a_region_of_its_own():
+    """Many runs at once, as an audit and the benchmarks make them: each chain keeps to its own trust region."""
+    near, far = kernel_of(0.5), replace(kernel_of(0.5), centre=np.array([MEAN - SD]), trust=9.0)
+    with jax.enable_x64(True):
+        theta = jnp.full((2, 1), MEAN)
+        log_prior = jax.jit(jax.vmap(STUDY.model.log_prior))(theta)
+        states = State(theta, log_prior, jnp.ones((2, 1)), jnp.full((2, 1), jnp.nan))
+    with Ledger.in_memory(2**60) as ledger:
+        vault = Vault(
+            records.load(DATA, STUDY.domain), STUDY.model, STUDY.domain, STUDY.bounds, ledger.account("a", 2**60),
+            near=STUDY.near,
+        )  # fmt: skip
+        vault.begin_each([near, far], 0.5, states)
+        chunk = vault.chunk(states, PublicStream(0, 2).peek(near, 200), 200, 2**58)
+        vault.close()
+    assert chunk.steps == 200
+    away = np.abs(chunk.transcript.theta[..., 0] - [near.centre[0], far.centre[0]]) / near.matrix[0, 0]
+    assert (away <= [near.trust, far.trust]).all() and chunk.transcript.accepted.mean() > 0.3
 
 
 # -- what is paid -----------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from sfumato.kernel.langevin import Langevin
 from sfumato.kernel.penalty import Array, Weighed
 
 
-@as_tree("matrix", "centre", "information")
+@as_tree("matrix", "centre", "information", "trust")
 @dataclass(frozen=True)
 class ReferenceLangevin(Langevin):
     r"""Langevin steps around a reference point; `public` is the log prior.
