@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sfumato as sf
-from sfumato.noise_aware import log_base, moments_of
+from sfumato.analysis.noise_aware import log_base, moments_of
 
 GRID = 801
 

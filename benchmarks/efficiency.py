@@ -34,7 +34,7 @@ from sfumato.planner import budget_mu, make_plan, replan, run_pilot
 from sfumato.planner.plan import FAMILY_PILOT_SHARE
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.run.chain import build_kernel
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
 from sfumato.vault import records
 from sfumato.vault.langevin import LangevinQuestion
 from sfumato.vault.vault import Vault

@@ -36,7 +36,7 @@ from sfumato.planner.forecast import limit_ess, reference_kernel
 from sfumato.planner.pilot import run_pilot
 from sfumato.planner.plan import PILOT_SHARE, Plan, make_plan, replan
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
 from sfumato.vault import records
 from sfumato.vault.vault import Vault
 

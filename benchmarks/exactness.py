@@ -21,7 +21,7 @@ from scipy.special import digamma, polygamma
 import sfumato as sf
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, State, penalty
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.vault import Vault
 

@@ -26,11 +26,11 @@ from pathlib import Path
 import msgspec
 from websockets.sync.client import connect as dial
 
-from sfumato.access.questions import LANGEVIN, WALK, Correction, Ratio, Statistic, Terms
-from sfumato.access.remote import connect
-from sfumato.access.wire import Ask, Begin, Open
 from sfumato.node.config import read_owner
 from sfumato.node.tokens import TokenFile
+from sfumato.owners.remote import connect
+from sfumato.protocol.frames import Ask, Begin, Open
+from sfumato.protocol.questions import LANGEVIN, WALK, Correction, Ratio, Statistic, Terms
 from sfumato.vault.lattice import choose_gamma
 
 N = 20_000

@@ -21,7 +21,7 @@ from efficiency import DELTA, Endless, N, Problem, bernoulli, bernoullis, normal
 from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.planner import make_plan
 from sfumato.run.chain import build_kernel
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.gaussian import ExactSource
 from sfumato.vault.noise import NoisePool, OpenDPSource, Source

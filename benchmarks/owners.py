@@ -34,16 +34,16 @@ import numpyro.distributions as dist
 from node import free_port
 
 import sfumato as sf
-from sfumato.access.local import LocalDoor, facts_of
-from sfumato.access.remote import connect
-from sfumato.access.rounds import Rounds
 from sfumato.families.langevin import public_part
+from sfumato.files.study import load_model
 from sfumato.kernel import Guided, Langevin, PublicStream, State
 from sfumato.node.config import read_owner
 from sfumato.node.tokens import TokenFile
+from sfumato.owners.local import LocalDoor, facts_of
+from sfumato.owners.remote import connect
+from sfumato.owners.rounds import Rounds
 from sfumato.planner.forecast import Picture, reference_kernel
-from sfumato.study import make_study
-from sfumato.studyfile import load_model
+from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import LocalEngine

@@ -50,7 +50,7 @@ from sfumato.model.derivatives import size, vector_function
 from sfumato.planner import replan, run_pilot
 from sfumato.planner.pilot import Piloted
 from sfumato.planner.plan import Plan, knows_information
-from sfumato.study import Study
+from sfumato.study.target import Study
 
 MOST = 0.1
 """Share of the budget that a pilot may spend, at the most."""

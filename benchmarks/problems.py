@@ -34,7 +34,7 @@ from sfumato.model.derivatives import vector_function
 from sfumato.model.trials import as_model_input
 from sfumato.planner import compiled, synthetic
 from sfumato.planner.plan import budget_mu
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
 
 Array = Any
 Table = dict[str, np.ndarray]

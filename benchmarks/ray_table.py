@@ -74,7 +74,7 @@ def side(which: str, folder: str, chains: int, steps: int, repeats: int, workers
 
     import sfumato as sf
     from sfumato.kernel import PublicStream, RandomWalk, State
-    from sfumato.study import make_study
+    from sfumato.study.target import make_study
     from sfumato.vault.ledger import Ledger
 
     domain = {"x": sf.Box(-1, 1, shape=(DIM,)), "y": sf.Binary()}
@@ -83,8 +83,8 @@ def side(which: str, folder: str, chains: int, steps: int, repeats: int, workers
     ledger = Ledger.in_memory(2**62)
     account = ledger.account("a", 2**62)
     if which == "ray":
-        from sfumato.access.local import LocalDoor, facts_of
-        from sfumato.access.rounds import Rounds
+        from sfumato.owners.local import LocalDoor, facts_of
+        from sfumato.owners.rounds import Rounds
         from sfumato.vault.desk import Desk
         from sfumato.vault.ray_engine import RayEngine
         from sfumato.vault.ray_shards import RayShards

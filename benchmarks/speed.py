@@ -24,7 +24,7 @@ import numpyro.distributions as dist
 import sfumato as sf
 from sfumato.kernel import PublicStream, RandomWalk, State
 from sfumato.privacy.budget import cap_quanta
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import lattice, records, scan
 from sfumato.vault.blocks import Rows
 from sfumato.vault.ledger import Ledger

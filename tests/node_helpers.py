@@ -88,7 +88,7 @@ def prepare(
 
 def load(folder: Path, name: str):
     """The owner's own model, as the analyst would have it: the same file."""
-    from sfumato.studyfile import load_model
+    from sfumato.files.study import load_model
 
     return load_model(f"model.py:{name}", folder)
 

@@ -9,30 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato import errors, families, kernel, paper
-    from sfumato.access.remote import connect
     from sfumato.auditor import Audit, audit
-    from sfumato.bundle import Bundle, release
+    from sfumato.bounds import Clip, Lipschitz, Range, certify
     from sfumato.domain import Ball, Binary, Box, Categories, Integers, Interval
     from sfumato.model import Model, from_pymc
-    from sfumato.owner import Owner
+    from sfumato.owners.bundle import Bundle, release
+    from sfumato.owners.owner import Owner
+    from sfumato.owners.remote import connect
     from sfumato.planner import Plan
     from sfumato.privacy import gdp
-    from sfumato.raytable import RayTable
     from sfumato.run.result import Run, StopReason, load
     from sfumato.run.sampling import plan, resume, sample
-    from sfumato.sensitivity import Clip, Lipschitz, Range, certify
     from sfumato.vault.ledger import Ledger
+    from sfumato.vault.ray_table import RayTable
 
 __version__ = "0.1.0"
 
 # Names are imported when they are first used, so that `import sfumato` and `sfumato --help` do not wait for JAX.
 _HOME = {
-    "Audit": "auditor", "audit": "auditor", "Bundle": "bundle", "release": "bundle", "connect": "access.remote",
+    "Audit": "auditor", "audit": "auditor", "Bundle": "owners.bundle", "release": "owners.bundle",
+    "connect": "owners.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
-    "Model": "model", "from_pymc": "model", "Owner": "owner", "Plan": "planner", "RayTable": "raytable",
+    "Model": "model", "from_pymc": "model", "Owner": "owners.owner", "Plan": "planner", "RayTable": "vault.ray_table",
     "Run": "run.result", "StopReason": "run.result", "load": "run.result",
     "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
-    "Clip": "sensitivity", "Lipschitz": "sensitivity", "Range": "sensitivity", "certify": "sensitivity",
+    "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "bounds",
     "Ledger": "vault.ledger",
 }  # fmt: skip
 _MODULES = {"errors": "errors", "families": "families", "gdp": "privacy.gdp", "kernel": "kernel", "paper": "paper"}

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from node_helpers import N, Threaded, call, prepare
-from sfumato.access.questions import Statistic, Terms
-from sfumato.access.remote import connect
 from sfumato.errors import OwnerRefused
+from sfumato.owners.remote import connect
+from sfumato.protocol.questions import Statistic, Terms
 from sfumato.vault.lattice import choose_gamma
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -19,8 +19,8 @@ import sfumato as sf
 from chaos.test_pilot_killed import FAMILY, SETTINGS, Y, price, stop_at
 from sfumato.cli import endings, main
 from sfumato.errors import Interrupted
+from sfumato.run.holding import standing
 from sfumato.run.journal import Journal
-from sfumato.run.underway import standing
 
 STUDY = """
 [study]

@@ -25,10 +25,6 @@ import numpy as np
 import pytest
 
 from node_helpers import N, call, load, prepare, threaded, wait_for
-from sfumato.access.questions import Correction, Statistic, Terms, decode_reply
-from sfumato.access.remote import connect
-from sfumato.access.rounds import Rounds
-from sfumato.access.wire import Ask, Begin, Open
 from sfumato.cli import main
 from sfumato.cli.ledger import PROBLEMS_FOUND
 from sfumato.errors import BudgetSpent, OwnerRefused
@@ -37,6 +33,10 @@ from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.node import tokens as tokens_module
 from sfumato.node.config import read_owner
 from sfumato.node.tokens import TokenFile
+from sfumato.owners.remote import connect
+from sfumato.owners.rounds import Rounds
+from sfumato.protocol.frames import Ask, Begin, Open
+from sfumato.protocol.questions import Correction, Statistic, Terms, decode_reply
 from sfumato.vault.lattice import choose_gamma
 from sfumato.vault.ledger import Ledger
 

@@ -16,10 +16,10 @@ import pytest
 import sfumato as sf
 from chaos.test_node import Zygote
 from node_helpers import load, prepare
-from sfumato.access import rounds
-from sfumato.access.questions import AHEAD
-from sfumato.access.remote import RemoteDoor, connect
+from sfumato.owners import rounds
+from sfumato.owners.remote import RemoteDoor, connect
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.protocol.questions import AHEAD
 from sfumato.run.journal import Journal
 
 SETTINGS = {"chains": 2, "seed": 3, "force": True, "max_iterations": 600, "kernel": "guided", "pilot_share": 0.0}

@@ -13,12 +13,12 @@ import pytest
 import sfumato as sf
 from chaos.test_resume import check_account
 from node_helpers import load, prepare, threaded
-from sfumato.access.local import LocalDoor
-from sfumato.access.questions import Release
-from sfumato.access.remote import connect
-from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, CheckpointError
+from sfumato.owners.local import LocalDoor
+from sfumato.owners.remote import connect
+from sfumato.owners.rounds import Rounds
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.protocol.questions import Release
 from sfumato.run.journal import Journal
 from sfumato.run.terms import Terms
 from sfumato.vault.vault import Vault

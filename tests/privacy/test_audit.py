@@ -13,13 +13,13 @@ from helpers import FALSE_ALARM
 from sfumato.auditor import Attack, Audit
 from sfumato.auditor.attack import attack, several, staged
 from sfumato.auditor.bound import SET_ASIDE, lower_bound, trade_off, upper_limits
-from sfumato.auditor.cast import furthest, make_cast, make_crowd
+from sfumato.auditor.neighbours import furthest, make_cast, make_crowd
 from sfumato.auditor.terms import Terms
 from sfumato.errors import InvalidInput
 from sfumato.kernel import ReferenceLangevin
 from sfumato.planner import Plan, budget_mu
 from sfumato.planner.forecast import Picture
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import lattice, records
 from sfumato.vault.gaussian import ExactSource
 from sfumato.vault.noise import BLOCK

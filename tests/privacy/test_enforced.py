@@ -10,14 +10,14 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato.bounds import bounds_for
+from sfumato.bounds.reference import Reference
+from sfumato.bounds.remainder import Remainder
 from sfumato.errors import InvalidInput
 from sfumato.kernel import PublicStream, ReferenceLangevin, State
 from sfumato.model import from_numpyro
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.sensitivity import bounds_for
-from sfumato.sensitivity.reference import Reference
-from sfumato.sensitivity.remainder import Remainder
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
 from sfumato.vault import lattice, moments, records, reference
 from sfumato.vault.engine import LocalEngine, Place
 from sfumato.vault.ledger import Ledger

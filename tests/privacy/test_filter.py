@@ -14,7 +14,7 @@ from sfumato.kernel import PublicStream, RandomWalk, State
 from sfumato.planner import budget_mu, lattice_slack
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta, cost_quanta, mu_squared
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault

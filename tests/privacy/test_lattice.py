@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sfumato as sf
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import lattice
 
 

@@ -24,11 +24,11 @@ from websockets.sync.client import connect as dial
 
 import sfumato as sf
 from node_helpers import call, load, prepare, threaded
-from sfumato.access.questions import Correction, Ratio, Release, Remainder, Statistic, Terms, encode
-from sfumato.access.wire import Ask, Begin, Left, Open
 from sfumato.node.catalogue import CATALOGUE
 from sfumato.node.logs import LINES_PER_SECOND
 from sfumato.node.tokens import TokenFile
+from sfumato.protocol.frames import Ask, Begin, Left, Open
+from sfumato.protocol.questions import Correction, Ratio, Release, Remainder, Statistic, Terms, encode
 from sfumato.vault.lattice import choose_gamma
 
 N = 500

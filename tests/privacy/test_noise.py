@@ -230,7 +230,7 @@ def test_a_pool_refuses_a_negative_number_and_an_empty_shape():
 
 def test_the_repr_is_sealed():
     with NoisePool(Counter()) as pool:
-        assert repr(pool) == str(pool) == "<NoisePool sealed>"
+        assert repr(pool) == str(pool) == "<NoisePool closed>"
 
 
 # ---- failures are loud ---------------------------------------------------------------------------------------------

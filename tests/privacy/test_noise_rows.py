@@ -10,7 +10,7 @@ import pytest
 import sfumato as sf
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, RandomWalk, ReferenceLangevin, State
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault

@@ -11,7 +11,7 @@ import pytest
 import sfumato as sf
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Guided, Langevin, PublicStream, State
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import langevin, records, sufficient
 from sfumato.vault.vault import Vault
 from statistical.harness import Endless

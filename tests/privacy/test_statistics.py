@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sfumato as sf
-from sfumato.access.local import open_statistics
 from sfumato.errors import BudgetSpent, InvalidInput
+from sfumato.owners.local import open_statistics
 from sfumato.planner import budget_mu
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta, cost_quanta
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import records, statistics
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.noise import OpenDPSource
@@ -202,7 +202,7 @@ class _Free:
 
 def test_the_vault_of_statistics_shows_nothing():
     ready = opened(sf.families.Bernoulli(), {"y": np.arange(50) % 2})
-    assert repr(ready.vault) == "<StatisticsVault sealed>"
+    assert repr(ready.vault) == "<StatisticsVault closed>"
     with pytest.raises(TypeError, match="never serialised"):
         import pickle
 

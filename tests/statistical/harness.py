@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from sfumato.kernel import Kernel, Langevin, PublicStream, State
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
 from sfumato.vault import records
 from sfumato.vault.noise import Source
 from sfumato.vault.vault import Vault

@@ -10,9 +10,9 @@ from scipy import stats
 
 import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
-from sfumato.bundle import Bundle
 from sfumato.kernel import Componentwise, Guided, PublicStream, RandomWalk, State, penalty
 from sfumato.kernel.loop import compile_loop
+from sfumato.owners.bundle import Bundle
 from sfumato.run.copies import Copies, Question
 from sfumato.run.copies import take as take_copies
 from statistical.harness import moment_p_values

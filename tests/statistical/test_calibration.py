@@ -16,7 +16,7 @@ import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.kernel import Guided, PublicStream, RandomWalk, State, penalty
 from sfumato.kernel.loop import compile_loop
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import lattice, scan
 from sfumato.vault.blocks import Rows
 from sfumato.vault.gaussian import ExactSource

@@ -9,12 +9,12 @@ from scipy import stats
 
 import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
-from sfumato.access.local import LocalDoor, facts_of
-from sfumato.access.rounds import Rounds
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, State
+from sfumato.owners.local import LocalDoor, facts_of
+from sfumato.owners.rounds import Rounds
 from sfumato.planner import efficiency
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import LocalEngine

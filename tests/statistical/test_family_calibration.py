@@ -19,11 +19,11 @@ from scipy import stats
 import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
-from sfumato.haste import hastily
 from sfumato.kernel import Draw, Guided, Langevin, State, Streams, penalty
 from sfumato.kernel.loop import compile_loop
 from sfumato.model.trials import as_model_input
-from sfumato.study import make_study
+from sfumato.study.target import make_study
+from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault import langevin, sufficient
 from sfumato.vault.blocks import Fresh, Rows
 from sfumato.vault.gaussian import ExactSource
@@ -75,15 +75,15 @@ def no_charge(monkeypatch):
 def draw_worlds(family, model):
     """Parameters from the prior, n records of each: (replication, dimension), {column: (replication, n, ...)}."""
     keys = jax.random.split(jax.random.key(7), REPLICATIONS)
-    thetas = hastily(lambda k: jax.lax.map(model.sample_prior, k))(keys)
-    values = hastily(jax.vmap(model.constrain))(thetas)
+    thetas = quick_jit(lambda k: jax.lax.map(model.sample_prior, k))(keys)
+    values = quick_jit(jax.vmap(model.constrain))(thetas)
     if isinstance(family, f.LinearRegression):  # the covariates are the same in all worlds
         x = jnp.asarray(family.x.sample(np.random.default_rng(0), N))
         mean = jnp.einsum("nd,rd->rn", x, values["coefficients"])
         noise = np.random.default_rng(1).standard_normal((REPLICATIONS, N))
         drawn = {"x": jnp.broadcast_to(x, (REPLICATIONS, *x.shape)), "y": mean + values["scale"][:, None] * noise}
     else:
-        drawn = hastily(lambda v, k: jax.lax.map(lambda a: family.draw(a[0], a[1], N), (v, k)))(values, keys)
+        drawn = quick_jit(lambda v, k: jax.lax.map(lambda a: family.draw(a[0], a[1], N), (v, k)))(values, keys)
     for name, column in family.domain.items():
         assert column.contains(np.asarray(drawn[name], float).reshape(-1, *column.shape)).all()
     return thetas, {name: jnp.asarray(as_model_input(d, np.asarray(drawn[name]))) for name, d in family.domain.items()}
@@ -92,9 +92,9 @@ def draw_worlds(family, model):
 def whitening(family, model, thetas):
     """A root of a typical posterior covariance: fixed, so that one compilation serves all worlds."""
     middle = jnp.median(thetas, axis=0)
-    jacobian = np.asarray(hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(middle))
+    jacobian = np.asarray(quick_jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(middle))
     if family.regular:
-        information = np.asarray(hastily(lambda t: family.covariance(model.constrain(t)))(middle))
+        information = np.asarray(quick_jit(lambda t: family.covariance(model.constrain(t)))(middle))
     else:  # regression: from the curvature of log g, its covariates having mean square 1/3
         information = np.diag([1 / 3, 1 / 3, 1 / 3, 1.0, 1.0, 2.0])
     prior = np.linalg.inv(np.atleast_2d(np.cov(np.asarray(thetas).T)))
@@ -117,7 +117,7 @@ def noise_for(scale, *shape):
 
 def in_parts(run, *arguments):
     """Run some worlds at a time: theta and decisions, (world, step, ...)."""
-    vectorised = hastily(jax.vmap(lambda *a: run(*a, STEPS, 2**62)[0]))
+    vectorised = quick_jit(jax.vmap(lambda *a: run(*a, STEPS, 2**62)[0]))
     worlds = len(jax.tree.leaves(arguments)[0])
     thetas, decisions = [], []
     for start in range(0, worlds, PART):
@@ -136,7 +136,7 @@ def run_langevin(family, study, thetas, columns, h, sigma, noise_factor=1.0):
     dim = start.shape[-1]
     states = State(
         start,
-        hastily(jax.vmap(jax.vmap(study.model.log_prior)))(start),
+        quick_jit(jax.vmap(jax.vmap(study.model.log_prior)))(start),
         jnp.ones_like(start),
         jnp.full_like(start, jnp.nan),
     )
@@ -164,7 +164,7 @@ def run_guided(family, study, thetas, columns, step, sigma):
     dim = start.shape[-1]
     sign = np.random.default_rng(5).choice([-1.0, 1.0], (REPLICATIONS, 1, dim))
     direction = jnp.asarray(np.stack([-sign, sign], axis=1).reshape(worlds, 1, dim))
-    states = State(start, hastily(jax.vmap(jax.vmap(study.model.log_prior)))(start), direction)
+    states = State(start, quick_jit(jax.vmap(jax.vmap(study.model.log_prior)))(start), direction)
     noise = noise_for(sigma / question.gamma, worlds, STEPS, 1)
     loop = compile_loop(sufficient.Scalars(question), study.model.log_prior)
     return in_parts(

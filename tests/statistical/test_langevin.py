@@ -11,7 +11,7 @@ from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, State, penalty
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import blocks, langevin, records
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault

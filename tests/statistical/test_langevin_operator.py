@@ -16,7 +16,7 @@ import sfumato as sf
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, State
 from sfumato.paper import expected_acceptance
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 
 N, S_N, SIGMA = 400, 121.0, 0.3
 POINTS = 401

@@ -8,7 +8,7 @@ from scipy import stats
 
 import sfumato as sf
 from helpers import FALSE_ALARM
-from sfumato import noise_aware
+from sfumato.analysis import noise_aware
 from sfumato.errors import InvalidInput, Unsupported
 
 LEVEL = 0.9
@@ -163,7 +163,7 @@ def test_a_run_and_its_bundle_tell_the_same():
     y = (np.random.default_rng(6).random(2000) < 0.3).astype(int)
     bundle = sf.release(family, {"y": y}, epsilon=1.0, delta=1e-6, copies=2000)
     run = sf.sample(family, bundle, seed=0, force=True, kernel="random-walk")
-    from sfumato.noise_aware import _answers
+    from sfumato.analysis.noise_aware import _answers
 
     directions, answers, sigma = _answers(run, family)
     chain = noise_aware.from_answers(directions, answers, sigma, 2000)

@@ -15,7 +15,7 @@ from helpers import FALSE_ALARM
 from sfumato.kernel import PublicStream, ReferenceLangevin, State, penalty
 from sfumato.paper import expected_acceptance
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import records, reference
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault

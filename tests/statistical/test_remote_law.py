@@ -6,9 +6,9 @@ import pytest
 
 from helpers import CAUGHT, FALSE_ALARM
 from node_helpers import load, prepare, threaded
-from sfumato.access.remote import connect
-from sfumato.access.rounds import Rounds
 from sfumato.kernel import Guided, PublicStream
+from sfumato.owners.remote import connect
+from sfumato.owners.rounds import Rounds
 from statistical.harness import grid_posterior, moment_p_values, starting_states
 
 CHAINS, STEPS, BURN = 64, 800, 150

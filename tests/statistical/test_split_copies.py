@@ -13,7 +13,7 @@ from sfumato.kernel import Langevin, PublicStream, State
 from sfumato.kernel.langevin import split_copy
 from sfumato.kernel.loop import compile_loop
 from sfumato.run.copies import Corrections, TwoCopies
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 
 N, CHAINS, STEPS, XI = 400, 64, 3_000, 60.0
 Y = (np.random.default_rng(3).random(N) < 0.3).astype(int)

@@ -18,7 +18,7 @@ from sfumato.model import from_numpyro
 from sfumato.planner.advice import advice
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.run.result import StopReason
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 from sfumato.vault import moments
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.ledger.account import MAX_CAP

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import sfumato as sf
-from sfumato import bundlefile
-from sfumato.bundle import Copies, family_fingerprint
 from sfumato.cli import main
 from sfumato.cli.bundle import parse_family
 from sfumato.errors import BundleError, InvalidInput, PlanTooWeak
+from sfumato.owners import bundle_file
+from sfumato.owners.bundle import Copies, family_fingerprint
 from sfumato.privacy.joint import JointStatement
 from sfumato.run.copies import take
 
@@ -53,7 +53,7 @@ def test_it_is_an_ordinary_parquet_file_without_the_unnoised_sum(file):
     table = pyarrow.parquet.read_table(file)
     assert table.column_names == ["s_0"]
     assert not np.any(table["s_0"].to_numpy() == Y.sum())
-    header = json.loads(table.schema.metadata[bundlefile.HEADER_KEY])
+    header = json.loads(table.schema.metadata[bundle_file.HEADER_KEY])
     assert header["sensitivity"] == pytest.approx(1.0, abs=1e-6)
     assert not {"sum", "total", "mean"} & set(header)
     assert list(file.parent.iterdir()) == [file]
@@ -93,13 +93,13 @@ def rewrite(source, target, *, rows=None, changes=None, checksum=None):
 
     table = pyarrow.parquet.read_table(source)
     metadata = dict(pyarrow.parquet.read_metadata(source).metadata)
-    header = json.loads(metadata[bundlefile.HEADER_KEY]) | (changes or {})
+    header = json.loads(metadata[bundle_file.HEADER_KEY]) | (changes or {})
     metadata = {
-        bundlefile.HEADER_KEY: json.dumps(header).encode(),
-        bundlefile.CHECKSUM_KEY: metadata[bundlefile.CHECKSUM_KEY],
+        bundle_file.HEADER_KEY: json.dumps(header).encode(),
+        bundle_file.CHECKSUM_KEY: metadata[bundle_file.CHECKSUM_KEY],
     }
     if checksum is not None:
-        metadata[bundlefile.CHECKSUM_KEY] = checksum
+        metadata[bundle_file.CHECKSUM_KEY] = checksum
     new = table if rows is None else rows(table)
     schema = pyarrow.schema([pyarrow.field(n, pyarrow.float64(), nullable=False) for n in new.column_names], metadata)
     pyarrow.parquet.write_table(pyarrow.table(new.columns, schema=schema), target)

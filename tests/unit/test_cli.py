@@ -479,7 +479,7 @@ def small_census(n=12_000):
 
 
 def test_demo_from_plan_to_report(capsys, tmp_path, monkeypatch):
-    from sfumato import demo
+    from sfumato.demo import census as demo
 
     monkeypatch.setattr(demo, "load", small_census)
     code, out, _ = call(capsys, "demo", "--out", tmp_path / "d", "--epsilon", "6")
@@ -499,7 +499,7 @@ def test_demo_from_plan_to_report(capsys, tmp_path, monkeypatch):
 
 
 def test_the_comparison_of_the_demo_is_the_posterior_mode():
-    from sfumato import demo
+    from sfumato.demo import census as demo
 
     data = small_census(50_000)
     fit = demo.non_private_fit(data)
@@ -510,7 +510,7 @@ def test_the_comparison_of_the_demo_is_the_posterior_mode():
 
 
 def test_the_census_extract_is_what_the_demo_says():
-    from sfumato import demo
+    from sfumato.demo import census as demo
 
     data = demo.load()
     assert {name: len(column) for name, column in data.items()} == dict.fromkeys(

@@ -13,7 +13,7 @@ import pytest
 
 from node_helpers import call
 from sfumato.cli import endings, main
-from sfumato.consortium_demo import tables
+from sfumato.demo.consortium import tables
 
 COMMAND = [sys.executable, "-c", "import sys; from sfumato.cli import main; sys.exit(main())", "demo", "consortium"]
 

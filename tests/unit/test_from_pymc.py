@@ -17,9 +17,9 @@ from scipy import stats
 import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.files.study import load_model
 from sfumato.model import from_numpyro
 from sfumato.model.base import theta_of
-from sfumato.studyfile import load_model
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r"\s*ArviZ is undergoing")

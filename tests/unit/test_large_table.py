@@ -14,7 +14,7 @@ from sfumato.errors import InvalidData, InvalidInput, PlanTooWeak
 from sfumato.run import parties
 from sfumato.run import sampling as sampler
 from sfumato.vault import records, vault
-from sfumato.vault.trim import trim
+from sfumato.vault.memory import release_memory
 
 FAMILY = sf.families.Bernoulli()
 N = 400
@@ -116,6 +116,6 @@ def test_code_is_let_go_of_and_runs_on_when_it_is_needed():
 
     jax.jit(lambda x: x @ x.T)(np.eye(7))
     before = file_pages()
-    trim(code=True)
+    release_memory(code=True)
     assert file_pages() < 0.7 * before
     assert float(jax.jit(lambda x: (x @ x.T).sum())(np.eye(11))) == 11

@@ -20,7 +20,7 @@ from sfumato.planner.forecast import Picture
 from sfumato.planner.pilot import FORGIVEN, Answered, _information, _straight, _together, run_pilot, summit
 from sfumato.planner.plan import _centre
 from sfumato.planner.reach import MARGIN, Search, diameter, enclosing_ball
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 
 REPEATS = 400
 

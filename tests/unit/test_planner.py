@@ -11,10 +11,10 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato.analysis import verdict
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
 from sfumato.planner import efficiency, synthetic
 from sfumato.planner.plan import asked_steps
-from sfumato.run import verdict
 
 
 def coin(y):

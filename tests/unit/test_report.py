@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from sfumato.analysis.diagnostics import posterior_rows, series
+from sfumato.analysis.report import write_report
+from sfumato.analysis.report.svg import ticks
+from sfumato.analysis.report.words import promise
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
-from sfumato.report import write_report
-from sfumato.report.svg import ticks
-from sfumato.report.words import promise
-from sfumato.run.diagnostics import posterior_rows, series
 from sfumato.run.result import Run, StopReason
 
 NASTY = "<script>alert('x')</script>"

@@ -10,7 +10,7 @@ import pytest
 import sfumato as sf
 from sfumato.model import from_numpyro
 from sfumato.model.program import digest
-from sfumato.study import _program, make_study
+from sfumato.study.target import _program, make_study
 
 DOMAIN = {"y": sf.Interval(-1.0, 1.0)}
 SCALE = 1.0

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sfumato import domain, sensitivity
+from sfumato import bounds, domain
 from sfumato.errors import InvalidInput, InvalidModel, LedgerError
-from sfumato.studyfile import STUDY_KEYS, load_model, read_study
+from sfumato.files.study import STUDY_KEYS, load_model, read_study
 
 GOOD = """
 [study]
@@ -92,7 +92,7 @@ def test_a_missing_file(tmp_path):
 
 def test_stated_sensitivity(tmp_path):
     study = read_study(write(tmp_path, GOOD + "\n[sensitivity]\nkind = 'clip'\nper_step = 2.0\n"))
-    assert study.sensitivity() == sensitivity.Clip(per_step=2.0)
+    assert study.sensitivity() == bounds.Clip(per_step=2.0)
 
 
 def test_n_is_asked_for_where_the_study_does_not_tell_it(tmp_path):
@@ -162,8 +162,8 @@ def test_every_setting_reaches_the_sampler_or_is_used_here():
     """A key that parses and then does nothing would be a silent default."""
     import inspect
 
+    from sfumato.files.study import SAMPLE_OPTIONS
     from sfumato.run.sampling import sample
-    from sfumato.studyfile import SAMPLE_OPTIONS
 
     used_here = {"name", "model", "epsilon", "delta", "ledger", "checkpoint"}
     assert set(STUDY_KEYS) == used_here | set(SAMPLE_OPTIONS)

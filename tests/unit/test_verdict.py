@@ -9,10 +9,10 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato.analysis import watch
+from sfumato.analysis.verdict import visible_transient
 from sfumato.privacy.statement import PERHAPS_CUT, Statement
-from sfumato.run import watch
 from sfumato.run.result import Run, StopReason
-from sfumato.run.verdict import visible_transient
 
 SIGMA = 0.3
 

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sfumato.access.local import open_stage
 from sfumato.auditor import trials as running
 from sfumato.auditor.bound import lower_bound
-from sfumato.auditor.cast import Cast, furthest, join, make_cast, make_crowd
+from sfumato.auditor.neighbours import Cast, furthest, join, make_cast, make_crowd
 from sfumato.auditor.result import Attack, Audit
 from sfumato.auditor.score import Digester, Scores, score
 from sfumato.auditor.terms import Terms
@@ -26,10 +25,11 @@ from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.model import Model
+from sfumato.owners.local import open_stage
 from sfumato.planner import Plan, make_plan, synthetic
-from sfumato.progress import Tick, ticker
-from sfumato.study import Study, make_study
-from sfumato.vault.stage import Stage
+from sfumato.study.target import Study, make_study
+from sfumato.tools.progress import Tick, ticker
+from sfumato.vault.audit_vault import Stage
 
 RECORDS = 1_000
 """Made-up records in a table, if nothing is said."""

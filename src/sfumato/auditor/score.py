@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfumato.access.questions import Release
-from sfumato.auditor.cast import Cast
+from sfumato.auditor.neighbours import Cast
 from sfumato.auditor.terms import Terms
 from sfumato.auditor.trials import Released
 from sfumato.kernel import Kernel, Langevin
+from sfumato.protocol.questions import Release
 
 
 class Digest(NamedTuple):

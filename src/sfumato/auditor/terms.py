@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.access.questions import Release
 from sfumato.kernel import Kernel, Langevin, ReferenceLangevin
 from sfumato.model.derivatives import KINDS, vector_function
 from sfumato.planner.synthetic import Batch
-from sfumato.study import Study
+from sfumato.protocol.questions import Release
+from sfumato.study.target import Study
 
 Array: TypeAlias = Any
 

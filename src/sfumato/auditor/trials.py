@@ -13,20 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.access.questions import Release
 from sfumato.auditor.terms import Terms
 from sfumato.kernel import Langevin, PublicStream, RandomWalk
 from sfumato.planner import Plan, replan
 from sfumato.planner.synthetic import Batch
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.protocol.questions import Release
 from sfumato.run.chain import Chain, draw, start
 from sfumato.run.interruption import check as check_interrupted
 from sfumato.run.interruption import listening
 from sfumato.run.piloting import find_start, first_pilot
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.result import StopReason
-from sfumato.study import Study
-from sfumato.vault.stage import Stage
+from sfumato.study.target import Study
+from sfumato.vault.audit_vault import Stage
 
 STEPS = 16
 """Steps a run is planned for: the fewer, the cheaper an audit; the last step that does not fit is what it cannot see."""

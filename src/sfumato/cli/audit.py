@@ -32,7 +32,7 @@ def audit(
 
     Spends nobody's budget and never opens the study's data. Exit code 7 if the promise is refuted.
     """
-    from sfumato.studyfile import read_study
+    from sfumato.files.study import read_study
 
     file = read_study(study)
     domain = file.domain()

@@ -12,8 +12,8 @@ from sfumato.cli.study import AsJson, Force, OutFolder, _hand_over
 from sfumato.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sfumato.bundle import Bundle
     from sfumato.families import Family
+    from sfumato.owners.bundle import Bundle
 
 FamilyText = Annotated[
     str | None, typer.Option("--family", help="The family, as in Python: 'Poisson(9)', 'Normal(1.0, -3, 3)'.")
@@ -44,7 +44,7 @@ def release(
     The whole cost is reserved before the first copy is drawn.
     """
     given = _request(study, family, data, epsilon, delta, outside, column)
-    from sfumato.bundle import release as make
+    from sfumato.owners.bundle import release as make
 
     with _ledger(study, ledger) as opened:
         made = make(
@@ -86,7 +86,7 @@ def sample(
     """
     if (out / "run.npz").exists():
         raise InvalidInput(f"the folder {out} already holds a finished run; choose another --out.")
-    from sfumato.bundle import Bundle
+    from sfumato.owners.bundle import Bundle
     from sfumato.run.sampling import sample as draw
 
     opened = [Bundle.open(path) for path in bundle]
@@ -109,7 +109,7 @@ def _request(
     given: dict[str, Any] = {"family": _stated_family(study, family), "data": data, "epsilon": epsilon, "delta": delta}
     given |= {"outside": outside, "columns": _columns(column or [])}
     if study is not None:
-        from sfumato.studyfile import read_study
+        from sfumato.files.study import read_study
 
         file = read_study(study)
         stated = {"data": file.data_path, "columns": file.columns or None}
@@ -137,7 +137,7 @@ def _ledger(study: Path | None, path: Path | None) -> Any:
 
         return Ledger(path)
     if study is not None:
-        from sfumato.studyfile import read_study
+        from sfumato.files.study import read_study
 
         return read_study(study).open_ledger() or nullcontext()
     return nullcontext()
@@ -150,7 +150,7 @@ def _stated_family(study: Path | None, text: str | None) -> "Family | None":
         return parse_family(text)
     if study is None:
         return None
-    from sfumato.studyfile import read_study
+    from sfumato.files.study import read_study
 
     model = read_study(study).model()
     if not isinstance(model, Family):

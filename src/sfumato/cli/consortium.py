@@ -12,13 +12,13 @@ import typer
 
 from sfumato.cli import endings
 from sfumato.cli.node import need_extra
-from sfumato.consortium_demo import DELTA, EPSILON
+from sfumato.demo.consortium import DELTA, EPSILON
 from sfumato.errors import OwnerLost
 
 if TYPE_CHECKING:
     from sfumato.cli.outputs import Written
-    from sfumato.consortium_demo.owners import Owner
-    from sfumato.consortium_demo.tables import Insurer
+    from sfumato.demo.consortium.owners import Owner
+    from sfumato.demo.consortium.tables import Insurer
     from sfumato.run.result import Run
 
 TITLE = "Does paying keep people from the doctor?"
@@ -82,8 +82,8 @@ def _demonstrate(out: Path, epsilon: float, seed: int | None, limit: dict[str, i
         show.heading("sfumato demo consortium")
         show.paragraph(INTRODUCTION.format(epsilon=epsilon, delta=DELTA))
     from sfumato.cli import outputs
-    from sfumato.consortium_demo import tables
-    from sfumato.consortium_demo.owners import owners
+    from sfumato.demo.consortium import tables
+    from sfumato.demo.consortium.owners import owners
 
     insurers = tables.load()
     with owners(insurers, epsilon) as everyone:
@@ -110,11 +110,11 @@ def _demonstrate(out: Path, epsilon: float, seed: int | None, limit: dict[str, i
 
 def _sample(everyone: "list[Owner]", terms: dict[str, Any], seed: int | None, as_json: bool) -> "Run":
     """Do what an analyst does: connect, plan, sample."""
-    from sfumato.access.remote import connect
     from sfumato.cli import show
-    from sfumato.consortium_demo.visits import visits
-    from sfumato.progress import ticker
+    from sfumato.demo.consortium.visits import visits
+    from sfumato.owners.remote import connect
     from sfumato.run.sampling import plan, sample
+    from sfumato.tools.progress import ticker
 
     doors = [connect(owner.node.address, token=owner.analyst_token) for owner in everyone]
     if not as_json:
@@ -142,10 +142,10 @@ def _introduce(everyone: "list[Owner]", keep: bool) -> None:
 
 
 def _show(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Written") -> None:
+    from sfumato.analysis.diagnostics import shown_rows
     from sfumato.cli import show
     from sfumato.cli.demo import show_coefficients
-    from sfumato.consortium_demo.tables import LABELS, pooled_fit
-    from sfumato.run.diagnostics import shown_rows
+    from sfumato.demo.consortium.tables import LABELS, pooled_fit
 
     rows = shown_rows(run)
     show.verdict(run)
@@ -202,10 +202,10 @@ def _write_statements(seen: list[Seen], written: "Written", out: Path) -> None:
 
 
 def _document(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Written") -> dict[str, Any]:
+    from sfumato.analysis.diagnostics import shown_rows
     from sfumato.cli import outputs
     from sfumato.cli.demo import without_privacy
-    from sfumato.consortium_demo.tables import LABELS, pooled_fit
-    from sfumato.run.diagnostics import shown_rows
+    from sfumato.demo.consortium.tables import LABELS, pooled_fit
 
     compared = without_privacy(shown_rows(run), pooled_fit(insurers), LABELS)
     return outputs.as_json(run, written, "demo consortium") | compared | {"owners": [one.as_json() for one in seen]}

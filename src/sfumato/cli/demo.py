@@ -15,8 +15,8 @@ from sfumato.cli.study import AsJson
 from sfumato.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sfumato.demo import Fit
-    from sfumato.run.diagnostics import Row
+    from sfumato.analysis.diagnostics import Row
+    from sfumato.demo.census import Fit
 
 INTRODUCTION = (
     "Who owns a home? A census extract of 214,144 men: does owning one go with being a veteran, with race, with the "
@@ -84,9 +84,9 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
     if not as_json:  # before the slow imports: a person wants to know what is going on
         show.heading("sfumato demo")
         show.paragraph(INTRODUCTION.format(epsilon=epsilon))
-    from sfumato import demo as study
+    from sfumato.analysis.diagnostics import shown_rows
     from sfumato.cli import outputs
-    from sfumato.run.diagnostics import shown_rows
+    from sfumato.demo import census as study
     from sfumato.run.sampling import plan as make_plan
     from sfumato.run.sampling import sample
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sfumato.analysis.diagnostics import shown_rows
+from sfumato.analysis.report import write_report
 from sfumato.cli import endings
 from sfumato.errors import InvalidInput
-from sfumato.report import write_report
-from sfumato.run.diagnostics import shown_rows
 
 if TYPE_CHECKING:
     from sfumato.run.result import Run

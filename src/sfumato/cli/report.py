@@ -17,8 +17,8 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write the HTML report of a saved run: one file, readable anywhere, released values only."""
+    from sfumato.analysis.report import write_report
     from sfumato.cli import outputs
-    from sfumato.report import write_report
     from sfumato.run.result import load
 
     loaded = load(run)

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sfumato.report.words import ending
-from sfumato.run.diagnostics import Row, shown_rows
-from sfumato.run.verdict import FAIR_R_HAT, GOOD_R_HAT
+from sfumato.analysis.diagnostics import Row, shown_rows
+from sfumato.analysis.report.words import ending
+from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT
 
 if TYPE_CHECKING:
     from sfumato.auditor import Audit

@@ -12,8 +12,8 @@ from sfumato.cli import endings
 from sfumato.errors import CheckpointError, Interrupted, InvalidInput, NotArrived
 
 if TYPE_CHECKING:
+    from sfumato.files.study import StudyFile
     from sfumato.run.result import Run
-    from sfumato.studyfile import StudyFile
 
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="The study file (TOML).", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document to standard output and nothing else.")]
@@ -31,7 +31,7 @@ def plan(
 
     Exit code 3 if the plan is too weak: `run` would refuse it.
     """
-    from sfumato.studyfile import PLAN_OPTIONS, read_study
+    from sfumato.files.study import PLAN_OPTIONS, read_study
 
     file = read_study(study)
     answered = file.remote or bool(file.owners)
@@ -67,7 +67,7 @@ def run(
     Every answer of the pilot and every chunk is saved before the next is asked for: Ctrl-C keeps what was paid for,
     `sfumato resume` goes on. Exit code 8 if the verdict on the run is "do not use".
     """
-    from sfumato.studyfile import SAMPLE_OPTIONS, read_study
+    from sfumato.files.study import SAMPLE_OPTIONS, read_study
 
     file = read_study(study)
     checkpoint = _prepare(file, out)
@@ -112,7 +112,7 @@ def resume(
 
     What was drawn is kept, and nothing goes uncounted.
     """
-    from sfumato.studyfile import read_study
+    from sfumato.files.study import read_study
 
     checkpoint = folder / "checkpoint" if (folder / "checkpoint" / "run.json").exists() else folder
     if not (checkpoint / "run.json").exists():

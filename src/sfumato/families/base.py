@@ -27,14 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, biject_to
 
+from sfumato.bounds.bounds import Bounds
 from sfumato.domain import Domain
 from sfumato.errors import InvalidModel, Unsupported
 from sfumato.families.prior import Joint, Values, as_joint
-from sfumato.haste import hastily
 from sfumato.model import Model, Site
 from sfumato.model.base import WHOLE, Record, check_values
 from sfumato.model.trials import as_model_input
-from sfumato.sensitivity.bounds import Bounds
+from sfumato.tools.quick_jit import quick_jit
 
 Array: TypeAlias = Any
 
@@ -181,7 +181,7 @@ class Family(ABC):
 
     @cached_property
     def _numbers(self) -> "_Numbers":
-        return _Numbers(hastily(self.whitened_diameter), hastily(jax.vmap(self.support)))
+        return _Numbers(quick_jit(self.whitened_diameter), quick_jit(jax.vmap(self.support)))
 
     @property
     def finite(self) -> bool:
@@ -364,7 +364,7 @@ def _draw_prior(family: Family, seed: int) -> dict[str, np.ndarray]:
     sample = family.joint_prior().sample
     with jax.ensure_compile_time_eval():  # the same context for every caller: compiled once
         # A loop compiles faster than a vectorised sampler.
-        drawn = hastily(lambda keys: jax.lax.map(sample, keys))(jax.random.split(jax.random.key(seed), _PROBES))
+        drawn = quick_jit(lambda keys: jax.lax.map(sample, keys))(jax.random.split(jax.random.key(seed), _PROBES))
         return {name: np.asarray(column) for name, column in drawn.items()}
 
 
@@ -417,7 +417,7 @@ def _build(family: Family) -> Model:
         return total
 
     def sample_records(theta: Array, key: Array, size: int) -> dict[str, np.ndarray]:
-        return family.sample(hastily(constrain)(theta), key, size)
+        return family.sample(quick_jit(constrain)(theta), key, size)
 
     return Model(
         sites=sites,

@@ -18,9 +18,9 @@ from sfumato.domain import Ball, Domain, check_record_domain
 from sfumato.errors import Unsupported
 from sfumato.families.base import Array, Family
 from sfumato.families.prior import Joint, Values
-from sfumato.haste import hastily
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
+from sfumato.tools.quick_jit import quick_jit
 
 ATTAINED = 1e-6
 """How close, relative to the width, brute force must come to what is said to be exact."""
@@ -115,7 +115,7 @@ def make_suite(family: Family, points: int, seed: int) -> Suite:
     """Draw what the checks share."""
     check_record_domain(family.domain)
     records = brute_records(family.domain, points, np.random.default_rng(seed))
-    many = hastily(jax.vmap(family.statistic))
+    many = quick_jit(jax.vmap(family.statistic))
     statistics = many(records)
     _expect(statistics.ndim == 2, f"statistic must have shape (k,) for one record, got {statistics.shape[1:]}")
     _expect(bool(jnp.all(jnp.isfinite(statistics))), "statistic must be finite on the whole record domain")
@@ -210,7 +210,7 @@ def check_score(suite: Suite, draws: int) -> None:
 
 def check_moments(suite: Suite, draws: int) -> None:
     """`mean` and `covariance` against averages over drawn records."""
-    moments = hastily(lambda values: (suite.family.mean(values), suite.family.covariance(values)))
+    moments = quick_jit(lambda values: (suite.family.mean(values), suite.family.covariance(values)))
     for number, values in enumerate(suite.values[:3]):
         mean, covariance = (np.asarray(part) for part in moments(values))
         statistics = suite.drawn(values, 10 + number, draws)
@@ -242,7 +242,7 @@ def check_partition(suite: Suite, draws: int) -> None:
 def check_inverse(suite: Suite, draws: int) -> None:
     """`natural_inverse` gives the values back."""
     family = suite.family
-    round_trip = hastily(lambda values: family.natural_inverse(family.natural(values)))
+    round_trip = quick_jit(lambda values: family.natural_inverse(family.natural(values)))
     for values in suite.values:
         back = round_trip(values)
         for name, value in values.items():
@@ -263,7 +263,7 @@ def check_support(suite: Suite, draws: int) -> None:
     """`support` bounds v'S over the domain, and is attained where the family says exact; `width` is its two ends."""
     family, k = suite.family, suite.family.size
     directions = np.concatenate([np.eye(k), -np.eye(k), suite.rng.standard_normal((24, k))])
-    ends = hastily(jax.vmap(lambda v: (family.support(v), family.support(-v), family.width(v))))(directions)
+    ends = quick_jit(jax.vmap(lambda v: (family.support(v), family.support(-v), family.width(v))))(directions)
     above, below, widths = (np.asarray(end) for end in ends)
     _close(widths, above + below, "width(v) must be support(v) + support(-v)")
     _compare(climb(suite, directions), above, widths + np.abs(above), family.exact, "support")
@@ -323,7 +323,7 @@ def check_diameter(suite: Suite, draws: int) -> None:
     exact = not family.exact_diameter or claimed <= found * (1 + 10 * ATTAINED)
     _expect(exact, f"diameter is said to be exact, and is too large: {said}")
     matrix = rng.standard_normal((k, k))
-    claimed, found = float(hastily(family.whitened_diameter)(jnp.asarray(matrix))), furthest(points @ matrix, rng)
+    claimed, found = float(quick_jit(family.whitened_diameter)(jnp.asarray(matrix))), furthest(points @ matrix, rng)
     said = f"{claimed:.6g}, and the furthest records found are {found:.6g} apart"
     _expect(found <= claimed * (1 + _ROUNDING), f"whitened_diameter is too small: {said}")
 
@@ -360,9 +360,9 @@ def climb_pair(suite: Suite, starts: int = 16) -> float:
 def check_bounds(suite: Suite, draws: int) -> None:
     """`bounds` contain every record's log ratio, are attained where exact, and change sign when theta, theta' swap."""
     family, model = suite.family, suite.model
-    thetas = jnp.stack([hastily(model.unconstrain)(values) for values in suite.values])
+    thetas = jnp.stack([quick_jit(model.unconstrain)(values) for values in suite.values])
     first, second = np.triu_indices(len(thetas), 1)
-    ranges = hastily(jax.vmap(family.bounds().range))
+    ranges = quick_jit(jax.vmap(family.bounds().range))
     lo, hi = (np.asarray(end) for end in ranges(thetas[first], thetas[second]))
     back_lo, back_hi = (np.asarray(end) for end in ranges(thetas[second], thetas[first]))
     _close(
@@ -374,7 +374,7 @@ def check_bounds(suite: Suite, draws: int) -> None:
         values = model.constrain(theta)
         return family.natural(values), family.log_g(values)
 
-    phi, log_g = (np.asarray(part) for part in hastily(parts)(thetas))
+    phi, log_g = (np.asarray(part) for part in quick_jit(parts)(thetas))
     moves, shifts = phi[second] - phi[first], log_g[second] - log_g[first]
     scale = hi - lo + np.abs(shifts) + 1e-6
     _compare(shifts + climb(suite, moves), hi, scale, family.exact_ratio, "the upper bound of the log ratio")

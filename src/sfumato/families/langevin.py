@@ -4,12 +4,12 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
+from sfumato.bounds.bounds import Bounds
 from sfumato.errors import Unsupported
 from sfumato.families.base import Family
-from sfumato.haste import hastily
 from sfumato.model import Model
 from sfumato.model.base import Record
-from sfumato.sensitivity.bounds import Bounds
+from sfumato.tools.quick_jit import quick_jit
 
 Array: TypeAlias = Any
 
@@ -38,7 +38,7 @@ def natural_model(family: Family) -> Model:
         return jnp.sum(phi * family.statistic(record).astype(phi.dtype)) - family.log_partition(phi)
 
     def sample_records(phi: Array, key: Array, size: int) -> dict[str, Any]:
-        return family.sample(hastily(family.natural_inverse)(phi), key, size)
+        return family.sample(quick_jit(family.natural_inverse)(phi), key, size)
 
     return Model(
         sites=plain.sites,

@@ -17,10 +17,10 @@ import numpy as np
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput, InvalidModel
-from sfumato.haste import HASTE
 from sfumato.model.base import WHOLE, Array, Model, Record, Site, check_values, input_spec
 from sfumato.model.program import digest
 from sfumato.model.trials import COMPANY, check_pure, check_separate, mixed_company
+from sfumato.tools.quick_jit import HASTE
 
 _TRIED = 256  # draws from the prior at which a model's ranges are tried, and as many further out
 _DRAWS = 2048  # from the prior, made once by PyMC's own samplers: PyTensor has but a few of them in JAX

@@ -9,10 +9,10 @@ import numpy as np
 
 from sfumato.domain import Box, Domain
 from sfumato.errors import InvalidModel
-from sfumato.haste import HASTE
 from sfumato.model.base import WHOLE, Array, Model, Record
 from sfumato.model.program import digest, equations
 from sfumato.model.support import check_positive, trial_records
+from sfumato.tools.quick_jit import HASTE
 
 COMPANY = 8
 """Records scored together when it is tested whether they are scored separately."""

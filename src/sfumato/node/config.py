@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from sfumato.errors import InvalidInput
-from sfumato.raytable import RayTable
+from sfumato.vault.ray_table import RayTable
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Names of studies, analysts and tokens: no dots, no slashes, nothing a path or an attribute could be made of."""

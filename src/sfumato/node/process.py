@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.errors import OwnerError
-from sfumato.progress import Tick, ticker
+from sfumato.tools.progress import Tick, ticker
 
 START_SECONDS = 120.0
 """Until a node must be up: it imports a good deal, and the machine may be busy."""

@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from sfumato.access.questions import Release, Terms, encode
-from sfumato.access.wire import FINE, GOODBYE, REFUSED, Ask, Begin, Left, Open, Request
 from sfumato.errors import BudgetSpent
 from sfumato.node.catalogue import CATALOGUE, CLOSE_CODE, Refusal, body, refusal_of
 from sfumato.node.guard import Message, Receive, Send
 from sfumato.node.lanes import Lane
 from sfumato.node.state import ActiveRun, Node
 from sfumato.node.tokens import Token
+from sfumato.protocol.frames import FINE, GOODBYE, REFUSED, Ask, Begin, Left, Open, Request
+from sfumato.protocol.questions import Release, Terms, encode
 
 _ask = msgspec.msgpack.Decoder(Ask)
 _request = msgspec.msgpack.Decoder(Request)

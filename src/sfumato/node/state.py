@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import msgspec
 
 from sfumato import __version__
-from sfumato.access.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Release, Statistic, Terms
-from sfumato.access.wire import Handshake, Open
 from sfumato.model import derivatives
 from sfumato.node import tokens
 from sfumato.node.books import Books
@@ -25,8 +23,10 @@ from sfumato.node.metrics import Metrics
 from sfumato.node.studies import ApprovedStudy, load_studies
 from sfumato.node.tick import Tick
 from sfumato.node.tokens import Token, TokenFile
-from sfumato.vault.house import House
+from sfumato.protocol.frames import Handshake, Open
+from sfumato.protocol.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Release, Statistic, Terms
 from sfumato.vault.noise import Source
+from sfumato.vault.table import ClosedTable
 
 AWAY_SECONDS = 60.0
 """How long a run whose client is away keeps its desk (and its open reservation) before both are given back."""
@@ -163,7 +163,7 @@ class Node:
         self.log = Log(None if file.log is None else file.place(file.log))
         self.metrics = Metrics()
         self.tokens = TokenFile(file.place(file.tokens))
-        self._house = House(
+        self._house = ClosedTable(
             file.records(), outside=file.data.outside, columns=file.columns, precision=file.data.precision,
             tick=self._loading(), source=source,
         )  # fmt: skip
@@ -266,7 +266,7 @@ class Node:
 
     def open_run(self, token: Token, asked: Open, holder: object) -> ActiveRun:
         """Open a run or come back to it. The newest connection has it; an older one is told so."""
-        from sfumato.access.local import facts_of
+        from sfumato.owners.local import facts_of
 
         if asked.protocol != PROTOCOL:
             raise Refusal("other-version", f"protocol {asked.protocol}, here {PROTOCOL}")

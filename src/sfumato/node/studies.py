@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.access.questions import LANGEVIN, Correction, Question, Ratio, Release, Remainder, Statistic, Terms
-from sfumato.access.wire import Approved
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
+from sfumato.files.study import load_model
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile, StudyEntry
 from sfumato.planner import make_plan
-from sfumato.study import Study, computed, make_study
-from sfumato.studyfile import load_model
+from sfumato.protocol.frames import Approved
+from sfumato.protocol.questions import LANGEVIN, Correction, Question, Ratio, Release, Remainder, Statistic, Terms
+from sfumato.study.target import Study, computed, make_study
 
 _PLAIN, _AUTO = "guided", "auto"  # kernels for which a family is studied in its own and in its natural parameter
 
@@ -137,7 +137,7 @@ def load_studies(file: OwnerFile, prepare: Callable[[list[dict[str, Any]]], int]
 
 
 def _sensitivity(entry: StudyEntry) -> Any:
-    from sfumato.sensitivity import Clip, Lipschitz
+    from sfumato.bounds import Clip, Lipschitz
 
     rest = {key: value for key, value in entry.sensitivity.items() if key != "kind"}
     kinds: dict[str, Any] = {"clip": Clip, "lipschitz": Lipschitz}

@@ -13,7 +13,7 @@ from sfumato.privacy.statement import careless
 
 if TYPE_CHECKING:
     from sfumato.planner.plan import Plan
-    from sfumato.study import Study
+    from sfumato.study.target import Study
 
 LARGE_REACH, SMALL_REACH = 10.0, 0.1
 """A covariate that reaches further than this, or not even as far, is not on the scale that priors are written for."""

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato import noise_aware
+from sfumato.analysis import noise_aware
 from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
 from sfumato.families.base import Family
-from sfumato.haste import hastily
 from sfumato.kernel import Langevin
 from sfumato.model import Model
 from sfumato.model.base import theta_of
 from sfumato.planner import efficiency, forecast, proportional, truncated
 from sfumato.planner.plan import ENOUGH, Plan
+from sfumato.tools.quick_jit import quick_jit
 
 Array: TypeAlias = Any
 
@@ -69,7 +69,7 @@ def picture_from_copies(
 
 
 def _expected(family: Family, model: Model, n: int, centre: np.ndarray) -> np.ndarray:
-    covariance = hastily(lambda t: family.covariance(model.constrain(t)))(jax.device_put(centre))
+    covariance = quick_jit(lambda t: family.covariance(model.constrain(t)))(jax.device_put(centre))
     jacobian = natural_jacobian(family, model, centre)
     return forecast.positive(n * jacobian.T @ np.asarray(covariance) @ jacobian)
 
@@ -89,13 +89,13 @@ def _plug_in(
         return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
     centre, _ = noise_aware.find_mode(density, starts)
-    curvature = -np.nan_to_num(np.asarray(hastily(jax.hessian(given))(jax.device_put(centre))))
+    curvature = -np.nan_to_num(np.asarray(quick_jit(jax.hessian(given))(jax.device_put(centre))))
     return centre, forecast.positive(curvature)
 
 
 def natural_jacobian(family: Family, model: Model, theta: np.ndarray) -> np.ndarray:
     """Derivative of the natural parameter in theta, shape (k, d)."""
-    return np.asarray(hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(theta)))
+    return np.asarray(quick_jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(theta)))
 
 
 def plan_bundles(

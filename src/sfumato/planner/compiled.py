@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.haste import hastily
 from sfumato.model import Model
 from sfumato.model.derivatives import vector_function
+from sfumato.tools.quick_jit import quick_jit
 
 Array: TypeAlias = Any
 _KEPT = 16  # models remembered: a session plans a few, again and again
@@ -19,20 +19,20 @@ _KEPT = 16  # models remembered: a session plans a few, again and again
 @lru_cache(maxsize=_KEPT)
 def prior_draws(model: Model) -> np.ndarray:
     """Draw a thousand parameters from the prior, unconstrained; one after another, which compiles in half the time."""
-    one = hastily(lambda number: model.sample_prior(jax.random.fold_in(jax.random.key(0), number)))
+    one = quick_jit(lambda number: model.sample_prior(jax.random.fold_in(jax.random.key(0), number)))
     return np.stack([np.asarray(one(number), dtype=np.float64) for number in range(1001)])
 
 
 @lru_cache(maxsize=_KEPT)
 def prior_density(model: Model) -> Callable[[Array], Array]:
     """Function theta -> log prior density."""
-    return hastily(model.log_prior)
+    return quick_jit(model.log_prior)
 
 
 @lru_cache(maxsize=_KEPT)
 def prior_derivatives(model: Model) -> Callable[[Array], tuple[Array, Array]]:
     """Function theta -> gradient and hessian of the log prior."""
-    return hastily(lambda theta: (jax.grad(model.log_prior)(theta), jax.hessian(model.log_prior)(theta)))
+    return quick_jit(lambda theta: (jax.grad(model.log_prior)(theta), jax.hessian(model.log_prior)(theta)))
 
 
 @lru_cache(maxsize=_KEPT)
@@ -44,13 +44,13 @@ def information(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
         finite = jnp.all(jnp.isfinite(each), axis=(1, 2))
         return jnp.where(finite[:, None, None], each, 0.0).sum(0) / jnp.maximum(finite.sum(), 1)
 
-    return hastily(mean)
+    return quick_jit(mean)
 
 
 @lru_cache(maxsize=_KEPT)
 def scores(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
     """Function (theta, records) -> score of each record."""
-    return hastily(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
+    return quick_jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
 
 
 @lru_cache(maxsize=3 * _KEPT)
@@ -60,7 +60,7 @@ def vectors(model: Model, what: str) -> Callable[[Array, Array, Mapping[str, Arr
     def each(theta: Array, matrix: Array, batch: Mapping[str, Array]) -> Array:
         return jax.vmap(vector_function(what, model, theta, matrix))(batch)
 
-    return hastily(each)
+    return quick_jit(each)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -72,10 +72,10 @@ def outcomes(model: Model) -> Callable[[Array, Array, Mapping[str, Array]], list
         keys = jax.random.split(key, len(factors))
         return [jnp.squeeze(f.distribution.sample(k), 0) for k, f in zip(keys, factors, strict=True)]
 
-    return hastily(jax.vmap(one, (None, 0, 0)))
+    return quick_jit(jax.vmap(one, (None, 0, 0)))
 
 
 @lru_cache(maxsize=_KEPT)
 def observed_values(model: Model) -> Callable[[Array, Mapping[str, Array]], list[Array]]:
     """Function (theta, record) -> the value of every observed site."""
-    return hastily(lambda theta, record: [f.value for f in model.observations(theta, record)])  # type: ignore[misc]
+    return quick_jit(lambda theta, record: [f.value for f in model.observations(theta, record)])  # type: ignore[misc]

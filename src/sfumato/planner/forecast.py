@@ -14,17 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.bounds.reference import Reference
 from sfumato.domain import Domain
 from sfumato.errors import Unsupported
 from sfumato.families.base import Family
 from sfumato.families.langevin import public_part
-from sfumato.haste import hastily
 from sfumato.kernel import Componentwise, Guided, Kernel, Langevin, RandomWalk, ReferenceLangevin
 from sfumato.kernel.walks import GUIDED_SPREAD
 from sfumato.model import Model
 from sfumato.planner import compiled, efficiency, synthetic, truncated
 from sfumato.planner.reach import Search, diameter
-from sfumato.sensitivity.reference import Reference
+from sfumato.tools.quick_jit import quick_jit
 
 Array: TypeAlias = Any
 
@@ -149,7 +149,7 @@ def step_matrices(covariance: np.ndarray) -> list[np.ndarray]:
 def mean_square_width(range_: Any) -> WidthSquare:
     """Function (picture, moves) -> average squared sensitivity of those moves (one per row) from points around the centre."""
 
-    @hastily
+    @quick_jit
     def average(theta: Array, moves: Array) -> Array:
         lo, hi = jax.vmap(range_)(theta, theta + moves)
         return jnp.mean((hi - lo) ** 2)
@@ -175,7 +175,7 @@ def limit_ess(model: Model, domain: Mapping[str, Domain], picture: Picture, mu: 
 
 def family_limit_ess(family: Family, model: Model, picture: Picture, mu: float) -> float:
     r"""Give the same limit from the family's own diameter: :math:`A^\top J^\top S`, J the derivative of the natural parameter."""
-    jacobian = hastily(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(picture.centre))
+    jacobian = quick_jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(picture.centre))
     root = np.asarray(jacobian) @ np.linalg.cholesky(picture.covariance)
     return float(mu**2 / max(family.known_diameter(root) ** 2, 1e-300))
 
@@ -264,9 +264,9 @@ def choose_langevin(
     public = public_part(family, model, n)
     z = np.random.default_rng(0).standard_normal((2, 64, len(root)))
     around = jax.device_put(picture.centre + z[0] @ root.T)
-    pull = -hastily(jax.grad(public))(jnp.asarray(picture.centre))  # S_n, if the centre is the mode
+    pull = -quick_jit(jax.grad(public))(jnp.asarray(picture.centre))  # S_n, if the centre is the mode
 
-    @hastily
+    @quick_jit
     def second(h: Array) -> Array:
         """Mean squared width of the second query."""
 
@@ -375,7 +375,7 @@ def _mean_square(near: Reference, model: Model) -> Callable[..., Array]:
 
         return jnp.mean(jax.lax.map(one, numbers))
 
-    return hastily(mean)
+    return quick_jit(mean)
 
 
 def _unit_moves(name: str, matrix: np.ndarray, rng: np.random.Generator, size: int = 256) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sfumato.planner import forecast
 from sfumato.planner.bundles import natural_jacobian
-from sfumato.study import Study
+from sfumato.study.target import Study
 
 
 class Copies(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sfumato.bounds.reference import Reference
 from sfumato.errors import InvalidInput, PlanTooWeak, Unsupported
 from sfumato.kernel import Kernel, Langevin, RandomWalk
 from sfumato.model import Model
@@ -20,8 +21,7 @@ from sfumato.planner.advice import advice, careless_rows, ways_out, would_do
 from sfumato.planner.pilot import PLACING, summit
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES
-from sfumato.sensitivity.reference import Reference
-from sfumato.study import Study
+from sfumato.study.target import Study
 
 PILOT_SHARE = 0.1
 """Share of the budget (of mu squared) that the pilot may spend."""

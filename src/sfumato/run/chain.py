@@ -12,24 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.access.base import Chunks
+from sfumato.analysis import watch
+from sfumato.analysis.verdict import visible_transient
 from sfumato.errors import BudgetSpent, OwnerLost
 from sfumato.families.langevin import public_part
-from sfumato.haste import hastily
 from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
 from sfumato.model import Model
+from sfumato.owners.base import Chunks
 from sfumato.planner import MAX_RELEASES, Plan
 from sfumato.planner.forecast import prior_precision, reference_kernel
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT, Statement
-from sfumato.progress import Tick
-from sfumato.run import watch
 from sfumato.run.interruption import until_asked
 from sfumato.run.journal import Journal, Saved
 from sfumato.run.result import Run, StopReason
-from sfumato.run.verdict import visible_transient
-from sfumato.study import Study
+from sfumato.study.target import Study
+from sfumato.tools.progress import Tick
+from sfumato.tools.quick_jit import quick_jit
 
 FIELDS = ("theta", "theta_prop", "d_n_noisy", "sensitivity", "accepted", "sigma")
 CHUNK_TERMS = 40_000_000
@@ -76,7 +76,7 @@ def start(study: Study, plan: Plan, stream: PublicStream, pilot: Mapping[str, An
     kernel = build_kernel(study, plan)
     log_prior = jax.vmap(study.model.log_prior)
 
-    @hastily
+    @quick_jit
     def states_at(theta: Any, centre: Any, directions: Any) -> State:
         outside = ~jnp.isfinite(log_prior(theta))[:, None]
         theta = jnp.where(outside, jnp.broadcast_to(centre, theta.shape), theta)
@@ -161,7 +161,7 @@ def watched_terms(plan: Plan, model: Model, public: Callable[[Any], Any]) -> dic
     """
     root = np.linalg.cholesky(plan.picture.covariance)
     with jax.enable_x64(True):
-        gradient = hastily(jax.grad(public))(jnp.asarray(plan.picture.centre))
+        gradient = quick_jit(jax.grad(public))(jnp.asarray(plan.picture.centre))
         prior = prior_precision(model, plan.picture.centre)
     slope = root.T @ np.asarray(gradient)
     share = np.clip(np.diag(root.T @ prior @ root), 0.0, 1.0)

@@ -25,23 +25,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.access.questions import Facts
-from sfumato.access.rounds import NoBlock
-from sfumato.bundle import Bundle
+from sfumato.analysis.noise_aware import from_copies
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, State
 from sfumato.kernel.langevin import split_copy
 from sfumato.kernel.loop import Priced, Transcript, compile_loop
 from sfumato.model import Model
-from sfumato.noise_aware import from_copies
+from sfumato.owners.bundle import Bundle
+from sfumato.owners.rounds import NoBlock
 from sfumato.planner import Plan
 from sfumato.planner.bundles import Supply, picture_from_copies, plan_bundles, plan_langevin, refuse_if_weak
 from sfumato.planner.forecast import Picture
 from sfumato.planner.plan import pilot_fraction
 from sfumato.privacy.joint import join
+from sfumato.protocol.questions import Facts
 from sfumato.run.request import Request
-from sfumato.study import Study
+from sfumato.study.target import Study
 
 Array: TypeAlias = Any
 CHUNK = 1 << 16
@@ -152,7 +152,7 @@ class Corrections:
 
 
 class Taken(NamedTuple):
-    """Some steps on copies: see `sfumato.access.base.Answers`."""
+    """Some steps on copies: see `sfumato.owners.base.Answers`."""
 
     states: State
     transcript: Transcript
@@ -166,7 +166,7 @@ class Taken(NamedTuple):
 
 
 class CopiesAccess:
-    """Bundles alone: everything is paid for, and the chains are one compiled loop. See `sfumato.access.base.Access`."""
+    """Bundles alone: everything is paid for, and the chains are one compiled loop. See `sfumato.owners.base.Access`."""
 
     theta_bound = math.inf
     unused = 0

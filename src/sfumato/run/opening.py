@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.access.base import Access, Door
-from sfumato.access.questions import PROTOCOL, Facts
-from sfumato.access.rounds import Rounds
+from sfumato.analysis.noise_aware import check_distinct
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import Langevin
-from sfumato.noise_aware import check_distinct
-from sfumato.progress import Tick
+from sfumato.owners.base import Access, Door
+from sfumato.owners.rounds import Rounds
+from sfumato.protocol.questions import PROTOCOL, Facts
 from sfumato.run.copies import CopiesAccess
 from sfumato.run.parties import TABLE, BundleParty, NodeParty, Party, TableParty
 from sfumato.run.request import Request
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
+from sfumato.tools.progress import Tick
 
 
 @dataclass

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
-from sfumato.access.base import Door
-from sfumato.access.bundle import BundleDoor
-from sfumato.access.local import TableAccess, check_room, open_door, open_table
-from sfumato.bundle import Bundle
 from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, InvalidInput
 from sfumato.families.base import Family
-from sfumato.owner import Owner
+from sfumato.owners.base import Door
+from sfumato.owners.bundle import Bundle
+from sfumato.owners.bundle_door import BundleDoor
+from sfumato.owners.local import TableAccess, check_room, open_door, open_table
+from sfumato.owners.owner import Owner
 from sfumato.planner import budget_mu
-from sfumato.progress import Tick
-from sfumato.raytable import RayTable
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
+from sfumato.tools.progress import Tick
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.ray_table import RayTable
 
 TABLE = "table"
 """What a table is called that was given as such: the only owner."""

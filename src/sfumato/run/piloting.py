@@ -22,7 +22,7 @@ from sfumato.planner.plan import PILOT_SHARE, knows_information
 from sfumato.run.journal import Journal
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.terms import Terms
-from sfumato.study import Study
+from sfumato.study.target import Study
 
 _ROOM = 0.999  # of the share that a pilot asks for: charges are rounded up
 

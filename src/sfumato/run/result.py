@@ -16,7 +16,7 @@ from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
 
 if TYPE_CHECKING:
-    from sfumato.run.verdict import Verdict
+    from sfumato.analysis.verdict import Verdict
 
 FORMAT = 1
 
@@ -57,7 +57,7 @@ class Run:
         The exponential family, if the model is one; not saved to files.
     discarded
         Draws at the start of every chain that are left out, because the chains were visibly on their way
-        (`sfumato.run.verdict.visible_transient`); the transcript has them. Mostly 0.
+        (`sfumato.analysis.verdict.visible_transient`); the transcript has them. Mostly 0.
     """
 
     draws: Mapping[str, np.ndarray]
@@ -76,7 +76,7 @@ class Run:
     @cached_property
     def verdict(self) -> "Verdict":
         """Whether the draws may be used: `.level` is "good", "rough" or "unusable", `.reasons` says why."""
-        from sfumato.run.verdict import judge
+        from sfumato.analysis.verdict import judge
 
         return judge(self)
 
@@ -127,7 +127,7 @@ class Run:
             # Short or single chains have no R-hat: the table shows NaN, which says it.
             warnings.simplefilter("ignore")
             table = arviz.summary(self.to_arviz(), round_to=None)
-        from sfumato.run.summary import with_verdict
+        from sfumato.analysis.summary import with_verdict
 
         return with_verdict(table, self.verdict)
 
@@ -135,9 +135,9 @@ class Run:
         """Posterior given everything released, by normal approximation, for exponential families.
 
         Calibrated where the budget is too small for the chain to mix; not independent evidence to pool with the chain. A
-        run that was loaded from a file needs `family=`. See `sfumato.noise_aware.from_run`.
+        run that was loaded from a file needs `family=`. See `sfumato.analysis.noise_aware.from_run`.
         """
-        from sfumato.noise_aware import from_run
+        from sfumato.analysis.noise_aware import from_run
 
         found = family if family is not None else self.family
         if found is None:
@@ -148,7 +148,7 @@ class Run:
 
     def report(self, path: str | Path) -> Path:
         """Write the HTML report."""
-        from sfumato.report import write_report
+        from sfumato.analysis.report import write_report
 
         return write_report(self, Path(path))
 

@@ -16,23 +16,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.access.local import rows_ahead
-from sfumato.access.rounds import Rounds
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput, OwnerError, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
-from sfumato.haste import hastily
 from sfumato.kernel import PublicStream, State
 from sfumato.model import Model
+from sfumato.owners.local import rows_ahead
+from sfumato.owners.rounds import Rounds
 from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan
 from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
 from sfumato.planner.plan import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, iteration_limit, pilot_fraction
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement, join
 from sfumato.privacy.statement import Statement
-from sfumato.progress import Tick, ticker
 from sfumato.run.chain import Chain, draw, exactness, first_cost, join_parts, make_run, start, take_up
 from sfumato.run.copies import prepare, used_copies
+from sfumato.run.holding import under_way
 from sfumato.run.interruption import check as check_interrupted
 from sfumato.run.journal import Journal
 from sfumato.run.opening import (
@@ -59,10 +58,11 @@ from sfumato.run.pilotlog import PilotLog
 from sfumato.run.request import Request, make_request
 from sfumato.run.result import Run, StopReason
 from sfumato.run.terms import Terms, find_model, make_terms
-from sfumato.run.underway import under_way
-from sfumato.study import Study, make_study
+from sfumato.study.target import Study, make_study
+from sfumato.tools.progress import Tick, ticker
+from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault.ledger import Ledger
-from sfumato.vault.trim import forget_compiled
+from sfumato.vault.memory import forget_compiled
 
 ASKED_AHEAD = 0.8
 """Share of the planned steps whose statistics Langevin asks for ahead: the budget may end a little before the plan does."""
@@ -587,7 +587,7 @@ def _bring_inside(chain: Chain, bound: float) -> None:
     """Move a start that the owners do not answer for to the plan's centre, which they do."""
     log_prior_of = jax.vmap(chain.study.model.log_prior)
 
-    @hastily
+    @quick_jit
     def moved(states: State, centre: np.ndarray) -> State:
         outside = jnp.any(jnp.abs(states.theta) > bound, axis=-1)
         theta = jnp.where(outside[:, None], centre, states.theta)

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sfumato.bounds import Range
 from sfumato.domain import Domain, from_dict
 from sfumato.errors import CheckpointError, InvalidInput
 from sfumato.planner import budget_mu
 from sfumato.run.parties import TABLE, Party
 from sfumato.run.request import Request
-from sfumato.sensitivity import Range
-from sfumato.study import Study, computed, computes_alike
+from sfumato.study.target import Study, computed, computes_alike
 
 
 class OwnerTerms(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 from jax import lax
 
-from sfumato.vault.sealed import sealed
+from sfumato.vault.closed import closed
 
 Array: TypeAlias = Any
 
@@ -16,7 +16,7 @@ LEAN: dict[str, bool | int | str] = {"xla_cpu_use_fusion_emitters": False}
 float32 that of lgamma is not, and sums over a large table may differ in their last bits from those of a node."""
 
 
-@sealed("records")
+@closed("records")
 class Rows(NamedTuple):
     """Records on the device: typed columns, and how many people each row stands for (None: one each)."""
 
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
         return len(next(iter(self.columns.values())))
 
 
-@sealed("unused noise")
+@closed("unused noise")
 class Fresh(NamedTuple):
     """Noise of Langevin steps: of vectors (step, chain, coordinate), and of scalars (step, chain)."""
 

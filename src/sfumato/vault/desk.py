@@ -18,7 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sfumato.access.questions import (
+from sfumato.bounds.reference import Reference
+from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
+from sfumato.kernel import Langevin
+from sfumato.model import derivatives
+from sfumato.privacy.budget import MAX_RELEASES, cost_quanta, mu_squared
+from sfumato.protocol.questions import (
     AHEAD,
     AHEAD_NUMBERS,
     LANGEVIN,
@@ -36,13 +41,9 @@ from sfumato.access.questions import (
     decode_reply,
     encode,
 )
-from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
-from sfumato.kernel import Langevin
-from sfumato.model import derivatives
-from sfumato.privacy.budget import MAX_RELEASES, cost_quanta, mu_squared
-from sfumato.sensitivity.reference import Reference
-from sfumato.study import Study
+from sfumato.study.target import Study
 from sfumato.vault import lattice, moments, reference
+from sfumato.vault.closed import closed
 from sfumato.vault.engine import Asked, Bend, Engine, Place, Price, Priced, Spot
 from sfumato.vault.langevin import (
     LangevinQuestion,
@@ -54,7 +55,6 @@ from sfumato.vault.ledger import Account, Block, JournalledAccount
 from sfumato.vault.ledger.account import MAX_CAP
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.packing import pack_lists, packed, unpack, unpacked, x64
-from sfumato.vault.sealed import sealed
 from sfumato.vault.sufficient import scalar_quanta
 
 ROUNDS_PER_BLOCK = 32
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
     answered: list[bool]
 
 
-@sealed("an answer that is not paid for")
+@closed("an answer that is not paid for")
 class _Quote(NamedTuple):
     """What a question costs, and how to answer it once it is paid for."""
 
@@ -105,7 +105,7 @@ class _SharedQuestion(LangevinQuestion):
         return self.shared_gamma
 
 
-@sealed("unused noise")
+@closed("unused noise")
 class Desk:
     """One study's counter in front of one owner's records.
 
@@ -389,7 +389,7 @@ def _read_price(row: Any, chains: int) -> Priced:
     return Priced(charge, *found)
 
 
-@sealed("unused noise")
+@closed("unused noise")
 class _Walk:
     """Rounds of a walk: one log ratio per chain."""
 
@@ -436,7 +436,7 @@ class _Walk:
             pool.close()
 
 
-@sealed("exact sums and unused noise")
+@closed("exact sums and unused noise")
 class _Family:
     """Rounds of Langevin on a family: a statistic, then a correction; or both at once, as two copies of the statistic."""
 
@@ -544,7 +544,7 @@ def _remainder_price(near: Reference, chains: int, dim: int) -> Callable[..., An
     return jax.jit(price)
 
 
-@sealed("exact sums and unused noise")
+@closed("exact sums and unused noise")
 class _Near:
     """Rounds of Langevin around a reference point: a noisy gradient there, then second-order scalars."""
 

@@ -13,18 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sfumato.bounds.body import Body
+from sfumato.bounds.reference import Reference
 from sfumato.errors import InvalidInput
-from sfumato.sensitivity.body import Body
-from sfumato.sensitivity.reference import Reference
-from sfumato.study import Study
+from sfumato.study.target import Study
 from sfumato.vault import lattice, moments, reference, scan
 from sfumato.vault.blocks import Rows
-from sfumato.vault.kinds import count_kinds
+from sfumato.vault.closed import closed
+from sfumato.vault.counting import count_records
 from sfumato.vault.langevin import LangevinQuestion, exact_sum
+from sfumato.vault.memory import release_memory
 from sfumato.vault.packing import pack, pack_lists, packed, unpack, unpacked, x64
 from sfumato.vault.records import Records, check_precision
-from sfumato.vault.sealed import sealed
-from sfumato.vault.trim import trim
 
 Array: TypeAlias = Any
 
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
     covered: int
 
 
-@sealed("exact sums")
+@closed("exact sums")
 class Priced(NamedTuple):
     """What log ratios cost, each chain's width, range and admissibility; the integer ratios, if they were covered. Private."""
 
@@ -163,7 +163,7 @@ class Engine(Protocol):
         ...
 
 
-@sealed("terms of records")
+@closed("terms of records")
 class _Kept(NamedTuple):
     """Terms of every record at the last round's two parameters: private."""
 
@@ -173,7 +173,7 @@ class _Kept(NamedTuple):
     there: Array
 
 
-@sealed("records")
+@closed("records")
 class LocalEngine:
     """The records of this process.
 
@@ -204,10 +204,10 @@ class LocalEngine:
         self._count, self._study, self._precision = records.n, study, precision
         self._near = study.near or Reference(study.model, study.domain)  # nothing is built before it is asked for
         with jax.enable_x64(True):
-            self._records: Rows | None = count_kinds(records, study.domain).on_device()
+            self._records: Rows | None = count_records(records, study.domain).on_device()
         self._rows = self._records.number
         self._whole = self._rows if whole is None else whole
-        trim()
+        release_memory()
         self._compiled: dict[Any, Callable[..., Any]] = {} if compiled is None else compiled
         self._kept: _Kept | None = None
         self._vectors: tuple[np.ndarray, Array] | None = None
@@ -352,7 +352,7 @@ class LocalEngine:
         """Drop kept terms and compiled sums."""
         self._kept = self._vectors = None
         self._compiled.clear()
-        trim()
+        release_memory()
 
     def close(self) -> None:
         """Let go of the records."""

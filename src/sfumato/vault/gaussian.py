@@ -52,7 +52,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfumato.errors import InvalidInput
-from sfumato.vault.sealed import sealed
+from sfumato.vault.closed import closed
 
 TRUNCATION = 0.0
 """Mass of the law that the sampler cannot reach: none; what accounting has to add to delta."""
@@ -96,7 +96,7 @@ class _Envelope:
     curvature: float  # 1/(2 t^2), correctly rounded
 
 
-@sealed("unused noise")
+@closed("unused noise")
 class _Candidates(NamedTuple):
     """Raw proposals: bucket, offset in it, first digits of U, sign."""
 

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sfumato.errors import InvalidInput, NoiseError
+from sfumato.vault.closed import closed
 from sfumato.vault.gaussian import ExactSource, checked_scale
-from sfumato.vault.sealed import sealed
 
 RECORDS_PER_DRAW = 5000
 """Records per drawn coordinate below which OpenDP's sampler would be more than a third of a run: see `source_for`."""
@@ -114,7 +114,7 @@ def source_for(scale: float, n: int, coordinates: int = 1) -> Source:
     return ExactSource(scale) if n < RECORDS_PER_DRAW * coordinates else OpenDPSource(scale)
 
 
-@sealed("unused noise")
+@closed("unused noise")
 class _Shelf:
     """What a pool and its thread share. The thread knows the shelf, not the pool, so that the pool can be collected."""
 
@@ -332,7 +332,7 @@ class NoisePool:
         self.close()
 
     def __repr__(self) -> str:
-        return "<NoisePool sealed>"
+        return "<NoisePool closed>"
 
     def __reduce__(self) -> NoReturn:
         raise NoiseError("noise is never serialised: it would be used twice. Build a new pool where it is needed.")

@@ -6,15 +6,15 @@ The actors' partial sums are exact and private; they are added up here, before n
 
 import numpy as np
 
-from sfumato.study import Study
+from sfumato.study.target import Study
+from sfumato.vault.closed import closed
+from sfumato.vault.counting import WORTHWHILE, possible_records
 from sfumato.vault.engine import Asked, Bend, Place, Price, Spot
-from sfumato.vault.kinds import WORTHWHILE, number_of_kinds
 from sfumato.vault.langevin import LangevinQuestion
 from sfumato.vault.ray_shards import RayShards
-from sfumato.vault.sealed import sealed
 
 
-@sealed("the way to records")
+@closed("the way to records")
 class RayEngine:
     """The records of a table in shards.
 
@@ -30,7 +30,7 @@ class RayEngine:
 
     def __init__(self, shards: RayShards, study: Study, *, own: bool = False) -> None:
         self._shards, self._own = shards, own
-        kinds = number_of_kinds(study.domain)
+        kinds = possible_records(study.domain)
         self._rows = shards.largest if kinds is None or kinds * WORTHWHILE > shards.largest else kinds
         self._name = shards.open(study)
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from sfumato.domain import Domain
 from sfumato.errors import InvalidData, InvalidInput, SfumatoError
-from sfumato.progress import Tick
-from sfumato.raytable import RayTable
-from sfumato.study import Study
+from sfumato.study.target import Study
+from sfumato.tools.progress import Tick
+from sfumato.vault.closed import closed
 from sfumato.vault.engine import LocalEngine
+from sfumato.vault.ray_table import RayTable
 from sfumato.vault.records import Records, _check_outside, check_precision
-from sfumato.vault.sealed import sealed
 from sfumato.vault.shards import Shard, deal_out, find_files, pieces_of, read_shard
 
 REBUILDS = 5
@@ -42,7 +42,7 @@ STORE_BYTES = 128 << 20
 """Memory for what travels: a model, and a few numbers a round. Ray would set aside a third of the machine's."""
 
 
-@sealed("records")
+@closed("records")
 class Worker:
     """An actor: one shard in memory, and an engine for every run that is open. It answers sums, nothing about a record."""
 
@@ -119,7 +119,7 @@ class Worker:
             return self._engines[name]
 
 
-@sealed("the way to records")
+@closed("the way to records")
 class RayShards:
     """The shards of a table, each with an actor that has read it.
 

@@ -18,8 +18,8 @@ from sfumato.domain import UNDECLARED, Box, Domain
 from sfumato.errors import InvalidData, InvalidInput
 from sfumato.model.base import WHOLE
 from sfumato.vault.blocks import Rows
-from sfumato.vault.sealed import sealed
-from sfumato.vault.trim import LARGE
+from sfumato.vault.closed import closed
+from sfumato.vault.memory import LARGE
 
 PRECISIONS = ("float64", "float32")
 _PARQUET = (".parquet", ".pq")
@@ -28,7 +28,7 @@ _BATCH = 1 << 13  # records read from a file at a time: more are no faster, and 
 _BUFFER = 1 << 16  # bytes of each column of a file that are held while it is read
 
 
-@sealed("records")
+@closed("records")
 @dataclass(frozen=True, repr=False)
 class Records:
     """A validated table: one typed array per column, rows along the first axis.
@@ -262,7 +262,7 @@ def _from_parquet(
     return filling.out
 
 
-@sealed("records")
+@closed("records")
 class Filling:
     """Columns of a table that is read piece by piece.
 

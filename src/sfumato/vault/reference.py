@@ -25,21 +25,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sfumato.bounds.body import Body
+from sfumato.bounds.gradients import GradientSet
+from sfumato.bounds.reference import Reference
+from sfumato.bounds.remainder import Anchor
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
-from sfumato.haste import hastily
 from sfumato.kernel import Heard, Move, ReferenceLangevin, State
 from sfumato.kernel.loop import Priced
 from sfumato.model import Model
 from sfumato.privacy.budget import cost_quanta
-from sfumato.sensitivity.body import Body
-from sfumato.sensitivity.gradients import GradientSet
-from sfumato.sensitivity.reference import Reference
-from sfumato.sensitivity.remainder import Anchor
+from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Fresh, Rows, add_up, sum_over_blocks
+from sfumato.vault.closed import closed
 from sfumato.vault.scan import BLOCK, CACHE_TERMS, cast_column
-from sfumato.vault.sealed import sealed
 
 Array: TypeAlias = Any
 
@@ -152,7 +152,7 @@ def point_at(question: ReferenceQuestion, kernels: list[ReferenceLangevin]) -> P
     """The reference points of all chains, with what holds there. One kernel stands for all chains."""
     unique = [_one_point(question, kernel) for kernel in kernels]
     if len(unique) == 1:
-        alike = hastily(partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (question.chains, *jnp.shape(a)))))
+        alike = quick_jit(partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (question.chains, *jnp.shape(a)))))
         one: Point = alike(unique[0])
         return one
     return jax.tree.map(lambda *a: jnp.stack(a), *unique)
@@ -250,7 +250,7 @@ def scalar_sum(
 # -- one step, as public and private parts ------------------------------------------------------------------------------
 
 
-@sealed("records and exact sums")
+@closed("records and exact sums")
 class Held(NamedTuple):
     """What the loop asks: rows, the reference points of all chains, the exact sums there, and vectors that are kept."""
 

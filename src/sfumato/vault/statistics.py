@@ -24,12 +24,12 @@ from sfumato.families.base import Family
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta, cost_quanta
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
+from sfumato.vault.closed import closed
 from sfumato.vault.ledger import Account, Block
+from sfumato.vault.memory import release_memory
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.records import Records
-from sfumato.vault.sealed import sealed
 from sfumato.vault.sufficient import project
-from sfumato.vault.trim import trim
 
 Array: TypeAlias = Any
 
@@ -156,7 +156,7 @@ def _check_fits(shape: Shape, n: int, gamma: float, sd: float) -> None:
         )
 
 
-@sealed("records")
+@closed("records")
 class StatisticsVault:
     """Records and their noisy sums of statistics.
 
@@ -181,7 +181,7 @@ class StatisticsVault:
         shape = shape_of(self._family)
         offset = self.n * _on_lattice(shape.centre, terms.gamma)  # public
         total = _integer_sum(self._records, self._family, shape, terms.gamma)
-        trim()
+        release_memory()
         scale = terms.sd / terms.gamma
         draws = terms.copies * terms.size
         source = self._source(scale) if self._source else source_for(scale, self.n, draws)

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.bounds import Bounds
+from sfumato.bounds.reference import Reference
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
@@ -21,17 +23,15 @@ from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State
 from sfumato.kernel.loop import Looped, Transcript, compile_loop
 from sfumato.model import Model, derivatives
 from sfumato.privacy.budget import cost_quanta
-from sfumato.sensitivity import Bounds
-from sfumato.sensitivity.reference import Reference
 from sfumato.vault import langevin, lattice, moments, reference, scan, sufficient
 from sfumato.vault.blocks import LEAN, Fresh, Rows
-from sfumato.vault.kinds import count_kinds
+from sfumato.vault.closed import closed
+from sfumato.vault.counting import count_records
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.ledger.account import MAX_CAP
+from sfumato.vault.memory import LARGE, forget_compiled, release_memory
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.records import Records, check_precision
-from sfumato.vault.sealed import sealed
-from sfumato.vault.trim import LARGE, forget_compiled, trim
 
 Array: TypeAlias = Any
 
@@ -52,7 +52,7 @@ class Chunk:
         self.block.settle(self.spent)
 
 
-@sealed("unused noise")
+@closed("unused noise")
 class _Chain(NamedTuple):
     """A chain that was begun: its compiled loop, and where what it uses up comes from.
 
@@ -73,7 +73,7 @@ def _two_noises(vectors: NoisePool, scalars: NoisePool, chains: int, dim: int, s
     return Fresh(first, scalars.take(size * chains).reshape(size, chains))
 
 
-@sealed("records and unused noise")
+@closed("records and unused noise")
 class Vault:
     """Records, sensitivity, noise and ledger behind one wall.
 
@@ -108,14 +108,14 @@ class Vault:
     ) -> None:
         check_precision(precision)
         self.n = records.n
-        records = count_kinds(records, domain)
+        records = count_records(records, domain)
         self._model, self._domain, self._bounds, self._account = model, domain, bounds, account
         self._precision, self._source, self._family = precision, source, family
         self._near = near if near is not None else Reference(model, domain)
         with jax.enable_x64(True):
             self._records = records.on_device()
         self._large = sum(column.size for column in self._records.columns.values()) >= LARGE
-        trim(code=self._large)
+        release_memory(code=self._large)
         self._chain: _Chain | None = None
         self._held: Any = None
         self._kept: Array = None
@@ -162,7 +162,7 @@ class Vault:
             answer = (np.asarray(total) + noise).astype(np.float64) * gamma + self.n * middle
         block.settle(charge)
         if fresh:
-            trim(code=self._large)
+            release_memory(code=self._large)
         return answer
 
     def forget(self) -> None:
@@ -171,7 +171,7 @@ class Vault:
         if self._large:
             forget_compiled()
         else:
-            trim()
+            release_memory()
 
     # -- scalars: the chain ---------------------------------------------------------------------------------------
 
@@ -190,7 +190,9 @@ class Vault:
             else:
                 self._chain = self._by_ratios(kernel, sigma, chains)
             self._start_over(states)
-        trim(code=self._large)  # of what the first pass took to compile: the loop is compiled at the first chunk
+        release_memory(
+            code=self._large
+        )  # of what the first pass took to compile: the loop is compiled at the first chunk
 
     def begin_each(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
         """The same for chains that have a reference point each (with one step size and one trust region): many runs at once."""

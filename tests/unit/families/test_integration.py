@@ -12,7 +12,7 @@ import sfumato as sf
 from sfumato import families as f
 from sfumato.errors import CheckpointError, InvalidInput, InvalidModel, Unsupported
 from sfumato.planner import synthetic
-from sfumato.study import make_study
+from sfumato.study.target import make_study
 
 RNG = np.random.default_rng(7)
 N = 20_000

@@ -8,13 +8,13 @@ import pytest
 
 import sfumato as sf
 from node_helpers import YES, load, prepare
-from sfumato.access.remote import connect
 from sfumato.cli import main
 from sfumato.errors import InvalidInput
+from sfumato.files.study import read_study
 from sfumato.node.config import MODEL, Listen
 from sfumato.node.process import running
 from sfumato.node.serve import held, let_in
-from sfumato.studyfile import read_study
+from sfumato.owners.remote import connect
 
 
 def said(capsys, *arguments):

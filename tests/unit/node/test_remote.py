@@ -13,16 +13,16 @@ import pytest
 
 import sfumato as sf
 from node_helpers import YES, N, Process, call, load, prepare, threaded, wait_for
-from sfumato.access import remote
-from sfumato.access.questions import Ratio, Release, Statistic, Terms, decode_reply, encode
-from sfumato.access.remote import connect
-from sfumato.access.rounds import Rounds
-from sfumato.access.wire import Ask
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput, LedgerError, OwnerRefused
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Guided, Langevin, PublicStream, ReferenceLangevin, State
+from sfumato.owners import remote
+from sfumato.owners.remote import connect
+from sfumato.owners.rounds import Rounds
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta
-from sfumato.study import make_study
+from sfumato.protocol.frames import Ask
+from sfumato.protocol.questions import Ratio, Release, Statistic, Terms, decode_reply, encode
+from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.lattice import choose_gamma
 from sfumato.vault.ledger import Ledger

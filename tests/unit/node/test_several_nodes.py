@@ -9,10 +9,7 @@ import pytest
 
 import sfumato as sf
 from node_helpers import YES, N, load, prepare, threaded
-from sfumato.access import rounds as rounds_module
-from sfumato.access.questions import AHEAD, decode_reply, encode
-from sfumato.access.remote import connect
-from sfumato.access.rounds import Rounds
+from sfumato.analysis.noise_aware import _statistics
 from sfumato.errors import BadAnswer, InvalidInput, OwnerLost
 from sfumato.families.langevin import natural_model, public_part
 from sfumato.kernel import Guided, Langevin, PublicStream, ReferenceLangevin
@@ -20,8 +17,11 @@ from sfumato.node.config import StudyEntry
 from sfumato.node.session import Session
 from sfumato.node.state import Node
 from sfumato.node.studies import ApprovedStudy
-from sfumato.noise_aware import _statistics
+from sfumato.owners import rounds as rounds_module
+from sfumato.owners.remote import connect
+from sfumato.owners.rounds import Rounds
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.protocol.questions import AHEAD, decode_reply, encode
 from sfumato.run.opening import make_studies
 from sfumato.run.parties import Given, as_parties
 from sfumato.run.request import Request

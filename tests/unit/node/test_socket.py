@@ -9,7 +9,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from sfumato.access.socket import Socket
+from sfumato.owners.socket import Socket
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from node_helpers import N, prepare
-from sfumato.access.questions import Statistic, Terms
-from sfumato.access.wire import Open
 from sfumato.errors import LedgerError
 from sfumato.node import state
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import read_owner
 from sfumato.node.state import ActiveRun, Node
+from sfumato.protocol.frames import Open
+from sfumato.protocol.questions import Statistic, Terms
 from sfumato.vault.lattice import choose_gamma
 
 TERMS = Terms(

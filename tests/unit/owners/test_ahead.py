@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import sfumato as sf
-from sfumato.access import ahead
-from sfumato.access.ahead import Statistics, Summed
-from sfumato.access.questions import AHEAD, Statistic, Terms
-from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, InvalidInput, OwnerLost
 from sfumato.kernel import PublicStream
+from sfumato.owners import ahead
+from sfumato.owners.ahead import Statistics, Summed
+from sfumato.owners.rounds import Rounds
+from sfumato.protocol.questions import AHEAD, Statistic, Terms
 from sfumato.vault import desk
 from sfumato.vault.ledger import Ledger
 from unit.owners.test_rounds import (

@@ -11,12 +11,12 @@ import pytest
 from scipy.optimize import brentq
 
 import sfumato as sf
-from sfumato.access import rounds as rounds_module
-from sfumato.access.questions import Reply
 from sfumato.errors import BadAnswer, BudgetSpent, CheckpointError, InvalidInput
+from sfumato.owners import rounds as rounds_module
 from sfumato.planner import budget_mu
 from sfumato.planner.owners import share_out
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.protocol.questions import Reply
 from sfumato.run import opening, parties
 
 RNG = np.random.default_rng(0)

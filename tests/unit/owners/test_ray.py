@@ -22,13 +22,13 @@ import pytest
 import sfumato as sf
 from node_helpers import YES, free_port, load, prepare, process, threaded
 from node_helpers import N as PEOPLE
-from sfumato.access.local import LocalDoor, facts_of
-from sfumato.access.questions import Statistic
-from sfumato.access.remote import connect
-from sfumato.access.rounds import Rounds
 from sfumato.errors import CheckpointError, InvalidData, InvalidInput
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream
+from sfumato.owners.local import LocalDoor, facts_of
+from sfumato.owners.remote import connect
+from sfumato.owners.rounds import Rounds
+from sfumato.protocol.questions import Statistic
 from sfumato.vault import records
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import LocalEngine, Spot
@@ -164,7 +164,7 @@ def test_runs_that_share_the_shards_are_those_of_one_process_also_when_an_actor_
 def test_langevin_on_a_family_on_ray_is_the_compiled_one(shards):
     """On one column of the same shards: a study need not be about all of them."""
     family = sf.families.Bernoulli()
-    study = sf.study.make_study(family, kernel="langevin")
+    study = sf.study.target.make_study(family, kernel="langevin")
     kernel = Langevin(np.eye(1) * 0.07, 0.4, public_part(family, study.model, len(TABLE["y"])))
     case = SimpleNamespace(study=study, table={"y": TABLE["y"]}, kernel=kernel, sigma=0.4)
     engine = RayEngine(shards, study)
@@ -238,7 +238,7 @@ def test_bad_shards_and_missing_files_are_refused_without_quoting_a_record(clust
         find_files(str(tmp_path / "*.parquet"))
     canary = 7.3123
     pq.write_table(pa.table({"y": np.full(50, canary)}), tmp_path / "bad.parquet")
-    study = sf.study.make_study(sf.families.Bernoulli(), kernel="guided")
+    study = sf.study.target.make_study(sf.families.Bernoulli(), kernel="guided")
     with pytest.raises(InvalidData, match="outside its domain") as caught:
         RayShards(sf.RayTable(tmp_path / "*.parquet", workers=1), study.domain)
     assert str(canary) not in str(caught.value)
@@ -258,7 +258,7 @@ def test_more_workers_than_the_cluster_has_cores_are_refused(cluster, folder):
 def test_nothing_of_an_engine_can_be_printed_or_pickled(engine):
     import pickle
 
-    assert (repr(engine), repr(engine._shards)) == ("<RayEngine sealed>", "<RayShards sealed>")
+    assert (repr(engine), repr(engine._shards)) == ("<RayEngine closed>", "<RayShards closed>")
     for sealed in (engine, engine._shards):
         with pytest.raises(TypeError, match="never serialised"):
             pickle.dumps(sealed)

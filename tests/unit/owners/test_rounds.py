@@ -14,14 +14,14 @@ from scipy import stats
 
 import sfumato as sf
 from helpers import FALSE_ALARM
-from sfumato.access.local import LocalDoor, facts_of
-from sfumato.access.questions import Correction, Naming, Ratio, Release, Statistic, Terms
-from sfumato.access.rounds import Rounds
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Componentwise, Guided, Langevin, PublicStream, RandomWalk, ReferenceLangevin, State
+from sfumato.owners.local import LocalDoor, facts_of
+from sfumato.owners.rounds import Rounds
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.study import make_study
+from sfumato.protocol.questions import Correction, Naming, Ratio, Release, Statistic, Terms
+from sfumato.study.target import make_study
 from sfumato.vault import engine, langevin, records, reference, scan
 from sfumato.vault.desk import Desk
 from sfumato.vault.lattice import choose_gamma

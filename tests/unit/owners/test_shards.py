@@ -8,9 +8,9 @@ from scipy import stats
 
 import sfumato as sf
 from helpers import FALSE_ALARM
-from sfumato.access import rounds as rounds_module
-from sfumato.access.rounds import Rounds
 from sfumato.kernel import PublicStream, RandomWalk, State
+from sfumato.owners import rounds as rounds_module
+from sfumato.owners.rounds import Rounds
 from sfumato.vault import lattice
 from sfumato.vault.ledger import Ledger
 from unit.owners.fixed_noise import split
@@ -112,7 +112,7 @@ def test_the_noise_of_the_parts_must_add_up():
 SIGMA, N_COIN = 2.0, 300
 Y = (np.random.default_rng(3).random(N_COIN) < 0.3).astype(int)
 FAMILY = sf.families.Bernoulli()
-STUDY = sf.study.make_study(FAMILY, kernel="guided")
+STUDY = sf.study.target.make_study(FAMILY, kernel="guided")
 POSTERIOR = stats.beta(1 + Y.sum(), 1 + N_COIN - Y.sum())
 
 
@@ -138,7 +138,7 @@ class Endless:
 
 def moments_p(shares, chains=200, steps=500):
     """Unequal owners with real noise against the exact Beta posterior: t-tests over independent chains."""
-    from sfumato.access.local import LocalDoor, facts_of
+    from sfumato.owners.local import LocalDoor, facts_of
     from sfumato.vault import records
     from sfumato.vault.desk import Desk
     from sfumato.vault.engine import LocalEngine

@@ -11,11 +11,11 @@ from node_helpers import YES, N, load, prepare, threaded
 from sfumato.cli import endings, main
 from sfumato.cli import study as study_commands
 from sfumato.errors import InvalidInput
+from sfumato.files.study import read_study
 from sfumato.planner import budget_mu
 from sfumato.run.opening import make_studies
 from sfumato.run.parties import Given, as_parties
 from sfumato.run.request import Request
-from sfumato.studyfile import read_study
 
 HEAD = """
 [study]

@@ -1,1 +1,0 @@
-"""The ways a sampler reaches a vault."""

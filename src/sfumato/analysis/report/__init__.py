@@ -1,0 +1,37 @@
+"""The HTML report: one self-contained page about a run, for people who did not run it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sfumato.run.result import Run
+
+
+def write_report(run: "Run", path: str | Path, *, title: str | None = None) -> Path:
+    """Write the report of a run.
+
+    Privacy: everything on the page is computed from the run alone, so from values that were released; the page adds
+    nothing to what the run gave away.
+
+    Parameters
+    ----------
+    run
+        A finished or interrupted run.
+    path
+        The HTML file to write; its folder must exist.
+    title
+        Heading of the page.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    from sfumato.analysis.report.page import page
+
+    path = Path(path)
+    path.write_text(page(run, title or "A private posterior"), encoding="utf-8")
+    return path
+
+
+__all__ = ["write_report"]

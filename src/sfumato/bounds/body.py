@@ -1,0 +1,78 @@
+r"""The body that every record's vector is cut to, before it is summed: its diameter is what the first query is charged for.
+
+At a reference point :math:`\theta^*` a record's vector is :math:`s(r) = \sum_j\varphi_j\,a_j(r)`, with the slopes
+:math:`\varphi_j` of the log-likelihood in its linear predictors, and coefficients :math:`a_j` affine in the record's numbers r.
+The body is the set of all such sums with r in the declared region and the slopes in a box that belongs to the cell of r:
+
+.. math:: K = \Bigl\{\sum_j\varphi_j\,a_j(r) : r\in R,\ \varphi\in\Phi_{k(r)}\Bigr\}.
+
+The vault does not trust the numbers it computes. It cuts r to R and the slopes to :math:`\Phi_{k(r)}`, whatever they are, and
+multiplies only then: so every vector lies in K *by construction*, and two of them are no further apart than its diameter
+(`gradients.gradient_set`: geometry of known sets, nothing about the model). The boxes :math:`\Phi_k` come from what is proven
+about the model (`remainder`). Where the proof is right they hold every slope that a record can have, so nothing is cut and the
+second query's range, proven for the slopes of these cells, holds for the vectors that are used. Where it were wrong, records
+would be cut, in both queries alike: the chain would be off, and as private as before.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.bounds.interval import Array
+from sfumato.bounds.predictors import Predictors
+from sfumato.bounds.region import Region
+from sfumato.bounds.remainder import Anchor
+
+
+class Body(NamedTuple):
+    """What a record's vector is cut to, as arrays: all public, all arguments of compiled programs.
+
+    Attributes
+    ----------
+    theta
+        The reference point.
+    directions
+        Coefficients of the predictors along which the region is cut into cells, over the record's numbers.
+    start, scale
+        Where the cells begin along each of them, and how many go into one unit: they are all as wide.
+    slope_low, slope_high
+        The box of slopes of every cell.
+    """
+
+    theta: Array
+    directions: Array
+    start: Array
+    scale: Array
+    slope_low: Array
+    slope_high: Array
+
+    def cell(self, atoms: Array) -> Array:
+        """Number of the cell that a record of the region lies in."""
+        axes = len(self.directions)
+        count = round(len(self.slope_low) ** (1 / axes)) if axes else 1
+        along = jnp.floor((self.directions @ atoms - self.start) * self.scale)
+        strides = count ** np.arange(axes)[::-1]
+        # Only rounding gets beyond the ends: to the first cell, or the last.
+        return jnp.sum(jnp.clip(along, 0, count - 1).astype(int) * strides)
+
+    def cut(self, region: Region, slopes: Array, atoms: Array) -> tuple[Array, Array]:
+        """Cut slopes and numbers of one record, whatever they are, to what the body is made of."""
+        inside = region.nearest(atoms)
+        cell = self.cell(inside)
+        low, high = self.slope_low[cell], self.slope_high[cell]
+        return jnp.clip(jnp.where(jnp.isnan(slopes), (low + high) / 2, slopes), low, high), inside
+
+    def vector(self, found: Predictors, slopes: Array, atoms: Array) -> Array:
+        """The element of the body that slopes and numbers of one record give, whatever they are."""
+        cut, inside = self.cut(found.region, slopes, atoms)
+        return jnp.einsum("m,mdb,b->d", cut, found.all_tables()[:, 1:], jnp.concatenate([jnp.ones(1), inside]))
+
+
+def body_at(anchor: Anchor) -> Body:
+    """The body of even cells at a reference point; a slope without a bound is not cut, and `gradient_set` refuses it."""
+    start, wide = anchor.low.min(axis=0), anchor.high[0] - anchor.low[0]
+    scale = jnp.where(wide > 0, 1.0 / jnp.where(wide > 0, wide, 1.0), 0.0)
+    low = jnp.where(jnp.isnan(anchor.slope_low), -jnp.inf, anchor.slope_low)
+    high = jnp.where(jnp.isnan(anchor.slope_high), jnp.inf, anchor.slope_high)
+    return Body(anchor.theta, anchor.directions, start, scale, low, high)

@@ -1,0 +1,205 @@
+"""Rules for conditions, choices between numbers, and the larger and smaller of two."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.bounds import interval as iv
+from sfumato.bounds.arithmetic import record_only, spread
+from sfumato.bounds.interval import Array, Interval
+from sfumato.bounds.rules import RULES, Params, Rule, broadcast, is_fixed, rule, unsupported
+from sfumato.bounds.values import Const, Curved, Scope, Truth, Value, align_slopes, plain
+
+
+def truth(value: Value) -> Truth:
+    """View a constant condition as one that may differ between the two parameters."""
+    if isinstance(value, Truth):
+        return value
+    if not isinstance(value, Const):
+        raise unsupported("convert_element_type", " (to a condition)")
+    a, b = (jnp.asarray(x, dtype=bool) for x in value.at)
+    return Truth(a | b, ~a | ~b, value.fixed)
+
+
+def _compare(certain: Callable[[Interval, Interval], Array], impossible: Callable[[Interval, Interval], Array]) -> Rule:
+    def apply(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+        known = scope.known(first), scope.known(second)
+        if known[0] is not None and known[1] is not None:
+            with np.errstate(invalid="ignore"):
+                yes, no = np.asarray(certain(*known)), np.asarray(impossible(*known))  # type: ignore[arg-type]
+            if np.all(yes | no):
+                return Const((yes, yes), True)
+            scope.indexed.append(scope.uses(first, second))
+        x, y = scope.curved(first), scope.curved(second)
+        return Truth(~impossible(x.bounds, y.bounds), ~certain(x.bounds, y.bounds), x.free and y.free)
+
+    return apply
+
+
+def _register_comparisons() -> None:
+    RULES["lt"] = _compare(lambda a, b: a.hi < b.lo, lambda a, b: a.lo >= b.hi)
+    RULES["le"] = _compare(lambda a, b: a.hi <= b.lo, lambda a, b: a.lo > b.hi)
+    RULES["gt"] = _compare(lambda a, b: a.lo > b.hi, lambda a, b: a.hi <= b.lo)
+    RULES["ge"] = _compare(lambda a, b: a.lo >= b.hi, lambda a, b: a.hi < b.lo)
+
+
+_register_comparisons()
+
+
+def equal(scope: Scope, first: Value, second: Value) -> Value:
+    """Whether two numbers are equal."""
+    if first is second:
+        yes = np.ones(first.shape, dtype=bool)
+        return Const((yes, yes), True)
+    if isinstance(first, Truth) or isinstance(second, Truth):
+        a, b = truth(first), truth(second)
+        return Truth((a.yes & b.yes) | (a.no & b.no), (a.yes & b.no) | (a.no & b.yes), a.free and b.free)
+    same = _compare(
+        lambda a, b: (a.lo == a.hi) & (b.lo == b.hi) & (a.lo == b.lo), lambda a, b: (a.hi < b.lo) | (a.lo > b.hi)
+    )
+    return same(scope, {}, first, second)
+
+
+def invert(value: Value) -> Value:
+    """Negate a condition."""
+    if isinstance(value, Const):
+        with plain(value.fixed):
+            return Const((~jnp.asarray(value.at[0]), ~jnp.asarray(value.at[1])), value.fixed)
+    value = truth(value)
+    return Truth(value.no, value.yes, value.free)
+
+
+@rule("eq")
+def _eq(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+    return equal(scope, first, second)
+
+
+@rule("ne")
+def _ne(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+    return invert(equal(scope, first, second))
+
+
+@rule("not")
+def _invert(scope: Scope, params: Params, value: Value) -> Value:
+    return invert(truth(value))
+
+
+@rule("and")
+def _and(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+    a, b = truth(first), truth(second)
+    return Truth(a.yes & b.yes, a.no | b.no, a.free and b.free)
+
+
+@rule("or")
+def _or(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+    a, b = truth(first), truth(second)
+    return Truth(a.yes | b.yes, a.no & b.no, a.free and b.free)
+
+
+@rule("xor")
+def _xor(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+    a, b = truth(first), truth(second)
+    return Truth((a.yes & b.no) | (a.no & b.yes), (a.yes & b.yes) | (a.no & b.no), a.free and b.free)
+
+
+@rule("reduce_and")
+def _reduce_and(scope: Scope, params: Params, value: Value) -> Value:
+    t, axes = truth(value), tuple(params["axes"])
+    return Truth(jnp.all(t.yes, axis=axes), jnp.any(t.no, axis=axes), t.free)
+
+
+@rule("reduce_or")
+def _reduce_or(scope: Scope, params: Params, value: Value) -> Value:
+    t, axes = truth(value), tuple(params["axes"])
+    return Truth(jnp.any(t.yes, axis=axes), jnp.all(t.no, axis=axes), t.free)
+
+
+@rule("is_finite")
+def _is_finite(scope: Scope, params: Params, value: Value) -> Value:
+    x = scope.curved(value)
+    finite = jnp.isfinite(x.bounds.lo) & jnp.isfinite(x.bounds.hi)
+    return Truth(jnp.ones_like(finite), ~finite, x.free)
+
+
+@rule("select_n")
+def _select(scope: Scope, params: Params, which: Value, *cases: Value) -> Value:
+    if len(cases) != 2:
+        raise unsupported("select_n", " with more than two cases")
+    otherwise, chosen = cases
+    if isinstance(which, Const) and which.fixed and (picked := _select_known(which, otherwise, chosen)) is not None:
+        return picked
+    condition = truth(which)
+    if isinstance(otherwise, Truth) or isinstance(chosen, Truth):
+        a, b = truth(otherwise), truth(chosen)
+        return Truth(
+            (condition.yes & b.yes) | (condition.no & a.yes),
+            (condition.yes & b.no) | (condition.no & a.no),
+            condition.free and a.free and b.free,
+        )
+    return _select_numbers(scope, condition, scope.curved(otherwise), scope.curved(chosen))
+
+
+def _select_known(which: Const, otherwise: Value, chosen: Value) -> Value | None:
+    mask = np.asarray(which.at[0], dtype=bool)
+    if mask.all():
+        return chosen
+    if not mask.any():
+        return otherwise
+    return None
+
+
+def _select_numbers(scope: Scope, condition: Truth, otherwise: Curved, chosen: Curved) -> Curved:
+    """Pick by a condition. One that may switch between the two parameters makes the difference a jump."""
+    yes, no = ~condition.no, ~condition.yes  # certainly
+    slopes = align_slopes(chosen.slopes, otherwise.slopes)
+    bounds = pick(yes, no, chosen.bounds, otherwise.bounds)
+    both = pick(yes[..., None], no[..., None], slopes[0], slopes[1])
+    out = Curved(bounds, both, condition.free and otherwise.free and chosen.free)
+    if condition.free:
+        return out
+    jumped = scope.jump(out)
+    jump_slopes, kept = align_slopes(jumped.slopes, both)
+    sure = (yes | no)[..., None]
+    return Curved(bounds, Interval(*(jnp.where(sure, k, j) for k, j in zip(kept, jump_slopes, strict=True))))
+
+
+def pick(yes: Array, no: Array, chosen: Interval, otherwise: Interval) -> Interval:
+    """Take one of two intervals where it is certain which, their hull elsewhere."""
+    either = iv.hull(chosen, otherwise)
+    low = jnp.where(yes, chosen.lo, jnp.where(no, otherwise.lo, either.lo))
+    return Interval(low, jnp.where(yes, chosen.hi, jnp.where(no, otherwise.hi, either.hi)))
+
+
+def _extreme(scope: Scope, first: Value, second: Value, sign: float) -> Value:
+    """Max (sign 1) or min (sign -1): the difference is a convex mix of the operands' differences."""
+    if is_fixed(first) and is_fixed(second):
+        larger = jnp.maximum if sign > 0 else jnp.minimum
+        return record_only(scope, lambda p, q: Interval(larger(p.lo, q.lo), larger(p.hi, q.hi)), first, second)
+    x, y = scope.curved(first, bent=True), scope.curved(second, bent=True)
+    if sign > 0:
+        yes, no = x.bounds.lo >= y.bounds.hi, y.bounds.lo >= x.bounds.hi
+        bounds = Interval(jnp.maximum(x.bounds.lo, y.bounds.lo), jnp.maximum(x.bounds.hi, y.bounds.hi))
+    else:
+        yes, no = x.bounds.hi <= y.bounds.lo, y.bounds.hi <= x.bounds.lo
+        bounds = Interval(jnp.minimum(x.bounds.lo, y.bounds.lo), jnp.minimum(x.bounds.hi, y.bounds.hi))
+    shape = broadcast(x, y)
+    slopes = [spread(s, shape) for s in align_slopes(x.slopes, y.slopes)]
+    yes, no = jnp.broadcast_to(yes, shape)[..., None], jnp.broadcast_to(no, shape)[..., None]
+    positive = (x.positive or y.positive) if sign > 0 else (x.positive and y.positive)
+    return Curved(bounds, pick(yes, no, slopes[0], slopes[1]), x.free and y.free, positive)
+
+
+@rule("max")
+def _max(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+    return _extreme(scope, first, second, 1.0)
+
+
+@rule("min")
+def _min(scope: Scope, params: Params, first: Value, second: Value) -> Value:
+    return _extreme(scope, first, second, -1.0)
+
+
+@rule("clamp")
+def _clamp(scope: Scope, params: Params, low: Value, value: Value, high: Value) -> Value:
+    return _extreme(scope, _extreme(scope, value, low, 1.0), high, -1.0)

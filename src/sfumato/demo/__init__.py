@@ -1,0 +1,1 @@
+"""What `sfumato demo` shows."""

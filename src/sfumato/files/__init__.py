@@ -1,0 +1,1 @@
+"""The files people write: study files and what stands in them."""

@@ -1,0 +1,63 @@
+"""One of several owners whose records are in this process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sfumato.domain import Domain
+from sfumato.errors import InvalidInput
+from sfumato.vault.ledger import Ledger
+
+
+class Owner:
+    """An owner with its own records, promise and ledger, for `sample(model, [owner_a, owner_b, ...])`.
+
+    Parameters
+    ----------
+    data
+        Dict of arrays, DataFrame, path of a Parquet or CSV file, or a `RayTable`.
+    name
+        What the owner is called in messages, plans and statements; different for every owner.
+    epsilon, delta
+        What this owner promises to everyone whose record it holds, against the analyst and the other owners together.
+        Left out, those given to `sample` hold.
+    domain
+        The set this owner's records live in, where it is another than the one given to `sample`. A tighter domain costs less.
+    outside
+        "refuse" or "clamp": what happens to records outside it.
+    ledger
+        A budget shared by many runs on this owner's records.
+    columns
+        Which raw columns of the table make up each name.
+    precision
+        "float64" or "float32" evaluation of records.
+    n
+        Number of records, where it is known: `plan`, which opens no table, needs it, and a table that has another is refused.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        name: str,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        domain: Mapping[str, Domain] | None = None,
+        outside: str = "refuse",
+        ledger: Ledger | None = None,
+        columns: Mapping[str, str | Sequence[str]] | None = None,
+        precision: str = "float64",
+        n: int | None = None,
+    ) -> None:
+        if not (isinstance(name, str) and 0 < len(name) <= 100 and name.isprintable() and "/" not in name):
+            raise InvalidInput(f"an owner's name must be 1 to 100 printable characters without '/', got {name!r:.80}.")
+        if (epsilon is None) != (delta is None):
+            raise InvalidInput(f"epsilon and delta are given together or not at all, got {epsilon} and {delta}.")
+        self.name, self.epsilon, self.delta, self.domain = name, epsilon, delta, domain
+        self.outside, self.ledger, self.columns, self.precision = outside, ledger, columns, precision
+        self.data, self.n = data, n
+
+    def __repr__(self) -> str:
+        return f"<Owner {self.name!r} closed>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an Owner is never serialised: it holds records.")

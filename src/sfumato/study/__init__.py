@@ -1,0 +1,1 @@
+"""What is inferred from what: a model, its domain and the bounds that hold there."""

@@ -1,0 +1,194 @@
+"""One place where loose arguments become typed objects: what every public function does first."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isfinite
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sfumato.bounds import Bounds, bounds_for
+from sfumato.bounds.certifier import canonical_log_likelihood
+from sfumato.bounds.reference import Reference
+from sfumato.domain import Domain, check_record_domain
+from sfumato.errors import InvalidInput
+from sfumato.families.base import Family
+from sfumato.families.langevin import natural_bounds, natural_model
+from sfumato.kernel import Langevin
+from sfumato.model import Model, from_numpyro
+from sfumato.model.base import input_spec
+from sfumato.model.program import digest
+from sfumato.model.trials import as_model_input, check_densities
+from sfumato.model.whole import check_whole
+from sfumato.tools.quick_jit import quick_jit
+
+_TRIED = 4  # parameters, and made-up records at each of them, at which two models are compared
+_SAME = 1e-6  # how far, relatively, two computations of one model may be apart: another machine may round otherwise
+_KEPT = 16  # studies remembered, as many as the planner remembers models
+
+
+class Study(NamedTuple):
+    """A model, the domain of its records, and how far one record can move an answer: all public.
+
+    `near` proves what Langevin around a reference point needs; None where the study rests on stated bounds.
+    """
+
+    model: Model
+    domain: dict[str, Domain]
+    bounds: Bounds
+    family: Family | None = None
+    natural: bool = False
+    near: Reference | None = None
+
+
+def make_study(
+    model: Model | Family | Callable[..., Any],
+    domain: Mapping[str, Domain] | None = None,
+    sensitivity: Any = "certify",
+    kernel: str = "",
+) -> Study:
+    """Check and assemble a study; a family brings its own domain and its own exact bounds.
+
+    For the kernels "langevin" and "auto" a regular family is studied in its natural parameter, where Langevin works.
+    """
+    certified = isinstance(sensitivity, str) and sensitivity == "certify"
+    if isinstance(model, Family):
+        if kernel == Langevin.name or (kernel == "auto" and certified and model.regular):
+            return _natural_study(model, domain)
+        return _family_study(model, domain, sensitivity)
+    if kernel == Langevin.name and not certified:
+        raise InvalidInput(
+            "kernel='langevin' needs proven bounds: leave sensitivity= at 'certify', or use kernel='guided'."
+        )
+    if domain is None:
+        raise InvalidInput(
+            "a model needs domain={'y': ...}: the set its records live in. Only a family brings its own."
+        )
+    checked = check_record_domain(domain)
+    if isinstance(model, Model):
+        check_densities(model, checked)
+        program = _Program(repr(_plain(checked)), model, checked, own=model)
+    else:
+        program = _program(from_numpyro(model, checked), checked)
+    check_whole(program.model, checked)
+    if not certified:
+        return Study(_first(program), checked, bounds_for(_first(program), checked, sensitivity))
+    study = _proven(program)
+    if study.near is not None and kernel == Langevin.name:
+        study.near.check()
+    return study
+
+
+# -- what a model computes, whatever its text says ------------------------------------------------------------------------
+
+
+def computed(study: Study) -> list[float | None]:
+    """Densities at a few fixed parameters and made-up records, and the parameters as users see them, for `computes_alike`.
+
+    The text of a model does not show the variables outside of it that it looks at; these numbers do.
+    """
+    records, turn = {}, 0.0
+    for name, d in study.domain.items():
+        turn += 0.618034  # every entry has another place in its range, in every record
+        share = turn + np.arange(1, _TRIED + 1)[:, None] * 0.381966 + np.arange(d.size) * 0.754878
+        records[name] = as_model_input(d, d.clamp(d.lo + (d.hi - d.lo) * (share % 1.0).reshape(_TRIED, *d.shape)))
+    thetas = 0.5 * np.sin(np.arange(_TRIED)[:, None] + np.arange(1, study.model.dim + 1))
+
+    def everything(theta: Any) -> Any:
+        terms = jax.vmap(study.model.log_likelihood, (None, 0))(theta, records)
+        return study.model.log_prior(theta), terms, study.model.constrain(theta)
+
+    with jax.enable_x64(True):
+        found = quick_jit(jax.vmap(everything))(jax.device_put(thetas))
+    numbers = (float(x) for part in jax.tree.leaves(found) for x in np.ravel(part))
+    return [x if isfinite(x) else None for x in numbers]
+
+
+def computes_alike(study: Study, noted: Sequence[float | None]) -> bool:
+    """Whether a study computes what was noted of another one, up to rounding."""
+    mine, theirs = (np.array(numbers, dtype=np.float64) for numbers in (computed(study), noted))
+    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=_SAME, atol=_SAME, equal_nan=True)
+
+
+# -- the same program, the same study -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A model on a domain, known by what it computes: two that compute the same are equal, whoever wrote them.
+
+    `own` is a model that was given as such: it is known by its functions.
+    """
+
+    digest: str
+    model: Model = field(compare=False)
+    domain: dict[str, Domain] = field(compare=False)
+    own: Model | None = None
+
+
+def _program(model: Model, domain: dict[str, Domain]) -> _Program:
+    """Trace what a model computes for a record of the domain.
+
+    A plan, the run after it and the run that goes on with it are given the same function; proofs and compiled programs are
+    most of what they cost. The function alone would not do as a key: it may look at a global variable that has changed.
+    """
+
+    def everything(theta: Any, record: Any) -> Any:
+        densities = model.log_prior(theta), model.log_likelihood(theta, record)
+        return densities, model.constrain(theta), model.sample_prior(jax.random.key(0))
+
+    with jax.enable_x64(True):
+        theta, record = input_spec(model.dim, domain)
+        # What is bounded has operations of its own.
+        programs = [jax.make_jaxpr(part)(theta, record) for part in (everything, canonical_log_likelihood(model))]
+    return _Program(repr((model.fingerprint(), _plain(domain), digest(*programs))), model, domain)
+
+
+@lru_cache(maxsize=_KEPT)
+def _first(program: _Program) -> Model:
+    """The first model seen that computes the same."""
+    return program.model
+
+
+@lru_cache(maxsize=_KEPT)
+def _proven(program: _Program) -> Study:
+    model, domain = _first(program), program.domain
+    return Study(model, domain, bounds_for(model, domain), near=Reference(model, domain))
+
+
+# -- families -----------------------------------------------------------------------------------------------------------
+
+
+def _own_domain(family: Family, domain: Mapping[str, Domain] | None) -> dict[str, Domain]:
+    own = check_record_domain(family.domain)
+    if domain is not None and _plain(check_record_domain(domain)) != _plain(own):
+        raise InvalidInput(f"{family!r} has the domain {own}; leave domain= out, or give the same one.")
+    return own
+
+
+def _natural_study(family: Family, domain: Mapping[str, Domain] | None) -> Study:
+    model, bounds = _natural(family)
+    return Study(model, _own_domain(family, domain), bounds, family, natural=True)
+
+
+@lru_cache(maxsize=_KEPT)
+def _natural(family: Family) -> tuple[Model, Bounds]:
+    return natural_model(family), natural_bounds(family)
+
+
+def _family_study(family: Family, domain: Mapping[str, Domain] | None, sensitivity: Any) -> Study:
+    own = _own_domain(family, domain)
+    built = family.to_model()
+    bounds = _exact(family) if isinstance(sensitivity, str) and sensitivity == "certify" else None
+    return Study(built, own, bounds or bounds_for(built, own, sensitivity), family)
+
+
+@lru_cache(maxsize=_KEPT)
+def _exact(family: Family) -> Bounds:
+    return family.bounds()
+
+
+def _plain(domain: Mapping[str, Domain]) -> dict[str, Any]:
+    return {name: column.to_dict() for name, column in domain.items()}

@@ -1,0 +1,1 @@
+"""Small things that several rooms need: nothing here knows of records or of models."""
