@@ -29,8 +29,8 @@ from problems import PROBLEMS, Missing, Problem, Reference, limit, reference
 from scipy import stats
 
 import sfumato as sf
+from sfumato.analysis.result import quiet_arviz
 from sfumato.errors import SfumatoError
-from sfumato.run.result import quiet_arviz
 
 FALSE_ALARM = 1e-5
 """As in the tests: how often the benchmark may blame a sound sampler."""

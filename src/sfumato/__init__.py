@@ -7,10 +7,13 @@ still come from the exact posterior, under a stated (epsilon, delta)-differentia
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sfumato.tools.version import __version__
+
 if TYPE_CHECKING:
     from sfumato import errors, families, kernel, paper
+    from sfumato.analysis.result import Run, StopReason, load
     from sfumato.auditor import Audit, audit
-    from sfumato.bounds import Clip, Lipschitz, Range, certify
+    from sfumato.bounds import Clip, Lipschitz, Range
     from sfumato.domain import Ball, Binary, Box, Categories, Integers, Interval
     from sfumato.model import Model, from_pymc
     from sfumato.owners.bundle import Bundle, release
@@ -18,12 +21,11 @@ if TYPE_CHECKING:
     from sfumato.owners.remote import connect
     from sfumato.planner import Plan
     from sfumato.privacy import gdp
-    from sfumato.run.result import Run, StopReason, load
     from sfumato.run.sampling import plan, resume, sample
+    from sfumato.study.certify import certify
     from sfumato.vault.ledger import Ledger
     from sfumato.vault.ray_table import RayTable
 
-__version__ = "0.1.0"
 
 # Names are imported when they are first used, so that `import sfumato` and `sfumato --help` do not wait for JAX.
 _HOME = {
@@ -31,9 +33,9 @@ _HOME = {
     "connect": "owners.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
     "Model": "model", "from_pymc": "model", "Owner": "owners.owner", "Plan": "planner", "RayTable": "vault.ray_table",
-    "Run": "run.result", "StopReason": "run.result", "load": "run.result",
+    "Run": "analysis.result", "StopReason": "analysis.result", "load": "analysis.result",
     "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
-    "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "bounds",
+    "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "study.certify",
     "Ledger": "vault.ledger",
 }  # fmt: skip
 _MODULES = {"errors": "errors", "families": "families", "gdp": "privacy.gdp", "kernel": "kernel", "paper": "paper"}

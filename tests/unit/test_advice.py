@@ -12,12 +12,12 @@ import pytest
 from jax.scipy.special import log_ndtr
 
 import sfumato as sf
+from sfumato.analysis.result import StopReason
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
 from sfumato.kernel import PublicStream, RandomWalk
 from sfumato.model import from_numpyro
 from sfumato.planner.advice import advice
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.run.result import StopReason
 from sfumato.study.target import make_study
 from sfumato.vault import moments
 from sfumato.vault.ledger import Ledger

@@ -154,8 +154,8 @@ def test_a_run_that_is_of_no_use_says_so_first_and_ends_with_its_own_code(capsys
 
 
 def test_missing_netcdf_is_a_remark_not_a_failure(finished, tmp_path, monkeypatch):
+    from sfumato.analysis.result import Run
     from sfumato.cli import outputs
-    from sfumato.run.result import Run
 
     run = sfumato.load(finished[1] / "run.npz")
     monkeypatch.setattr(Run, "to_arviz", lambda self: (_ for _ in ()).throw(ImportError("no h5netcdf")))

@@ -12,9 +12,9 @@ from sfumato.analysis.diagnostics import posterior_rows, series
 from sfumato.analysis.report import write_report
 from sfumato.analysis.report.svg import ticks
 from sfumato.analysis.report.words import promise
+from sfumato.analysis.result import Run, StopReason
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
-from sfumato.run.result import Run, StopReason
 
 NASTY = "<script>alert('x')</script>"
 VOID = {"meta"}

@@ -10,9 +10,9 @@ import pytest
 
 import sfumato as sf
 from sfumato.analysis import watch
+from sfumato.analysis.result import Run, StopReason
 from sfumato.analysis.verdict import visible_transient
 from sfumato.privacy.statement import PERHAPS_CUT, Statement
-from sfumato.run.result import Run, StopReason
 
 SIGMA = 0.3
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sfumato.run.result import quiet_arviz
+from sfumato.analysis.result import quiet_arviz
 
 if TYPE_CHECKING:
-    from sfumato.run.result import Run
+    from sfumato.analysis.result import Run
 
 INTERVAL = (0.05, 0.95)
 

@@ -20,7 +20,7 @@ Bernstein & Sheldon 2018, "Differentially private Bayesian inference for exponen
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -31,15 +31,14 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from scipy.special import gammaln
 
-from sfumato.errors import BundleError, InvalidInput, Unsupported
+from sfumato.analysis.result import quiet_arviz
+from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
 from sfumato.families.counts import Binomial, Geometric, Linear, Poisson
 from sfumato.model import Model
-from sfumato.run.result import quiet_arviz
 
 if TYPE_CHECKING:
-    from sfumato.owners.bundle import Bundle
-    from sfumato.run.result import Run
+    from sfumato.analysis.result import Run
 
 Array: TypeAlias = Any
 LogDensity: TypeAlias = Callable[[Array], Array]
@@ -308,40 +307,6 @@ class NoiseAware:
     def __repr__(self) -> str:
         chains, draws = self.theta.shape[:2]
         return f"<NoiseAware {chains} x {draws} draws of {', '.join(self.draws)}; {self.label}>"
-
-
-def from_bundles(family: Family, bundles: "Sequence[Bundle]", **options: Any) -> NoiseAware:
-    """Noise-aware posterior given all copies of one bundle, or of the bundles of several owners.
-
-    Parameters
-    ----------
-    family
-        With the prior to use.
-    bundles
-        Of this family; each owner's records are others.
-    **options
-        draws, warmup, chains, seed: see `sample_posterior`.
-    """
-    from sfumato.privacy.joint import join
-
-    check_distinct(family, bundles)
-    mean = np.sum([bundle.mean() for bundle in bundles], axis=0)
-    variance = sum(bundle.xi / bundle.copies for bundle in bundles)
-    measurement = from_copies(mean, variance, sum(bundle.n for bundle in bundles))
-    clamped = any(bundle.outside == "clamp" for bundle in bundles)
-    return sample_posterior(family, measurement, join([b.privacy for b in bundles]), clamped=clamped, **options)
-
-
-def check_distinct(family: Family, bundles: "Sequence[Bundle]") -> None:
-    """Refuse bundles of another family, and one bundle given twice."""
-    if not bundles:
-        raise BundleError("no bundle was given; pass one, or a list of them.")
-    for bundle in bundles:
-        bundle.check_family(family)
-    names = [bundle.id for bundle in bundles]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BundleError(f"bundle {twice} is given twice; its records would be counted twice. Pass each bundle once.")
 
 
 def from_run(run: "Run", family: Family, **options: Any) -> NoiseAware:

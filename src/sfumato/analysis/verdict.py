@@ -14,7 +14,7 @@ from sfumato.privacy.statement import PERHAPS_CUT
 
 if TYPE_CHECKING:
     from sfumato.analysis.diagnostics import Row
-    from sfumato.run.result import Run
+    from sfumato.analysis.result import Run
 
 Level = Literal["good", "rough", "unusable"]
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.analysis.result import StopReason
 from sfumato.auditor.terms import Terms
 from sfumato.kernel import Langevin, PublicStream, RandomWalk
 from sfumato.planner import Plan, replan
@@ -24,7 +25,6 @@ from sfumato.run.interruption import check as check_interrupted
 from sfumato.run.interruption import listening
 from sfumato.run.piloting import find_start, first_pilot
 from sfumato.run.pilotlog import PilotLog
-from sfumato.run.result import StopReason
 from sfumato.study.target import Study
 from sfumato.vault.audit_vault import Stage
 

@@ -192,8 +192,8 @@ class Certifier:
             for name in self.plan.forms:
                 _, coefficients[f"form{name}"] = scope.forms[name]
                 whole = scope.atoms.range(jnp.zeros(()), coefficients[f"form{name}"])
-                edges[f"form{name}"] = _cut(whole, count)
-        return _product(edges), coefficients
+                edges[f"form{name}"] = cut_evenly(whole, count)
+        return product_of_cells(edges), coefficients
 
     def _cells_per_axis(self, most: int) -> int:
         """Share the cells among the axes, after those that the values of a discrete column take."""
@@ -212,10 +212,10 @@ class Certifier:
         if self._listed(column):
             values = jnp.asarray(np.arange(low, high + 1))
             return Interval(values, values)
-        return _cut(Interval(jnp.asarray(low), jnp.asarray(high)), count)
+        return cut_evenly(Interval(jnp.asarray(low), jnp.asarray(high)), count)
 
 
-def _cut(whole: Interval, count: int) -> Interval:
+def cut_evenly(whole: Interval, count: int) -> Interval:
     """Cut an interval into cells that are finer near its ends, where exponentials are largest."""
     even = np.linspace(0.0, 1.0, count + 1)
     grid = (even + (1 - np.cos(np.pi * even)) / 2) / 2
@@ -223,7 +223,7 @@ def _cut(whole: Interval, count: int) -> Interval:
     return Interval(edges[:-1], edges[1:])
 
 
-def _product(edges: Cell) -> Cell:
+def product_of_cells(edges: Cell) -> Cell:
     """Every combination of cells of the single axes."""
     grid = np.indices([len(e.lo) for e in edges.values()]).reshape(len(edges), -1)
     if len(edges) == 1:

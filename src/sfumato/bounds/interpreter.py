@@ -24,7 +24,7 @@ def run(scope: Scope, closed: ClosedJaxpr, arguments: Sequence[Value]) -> list[V
     known: dict[Any, Value] = {}
     known.update(zip(jaxpr.constvars, [constant(c) for c in closed.consts], strict=True))
     known.update(zip(jaxpr.invars, arguments, strict=True))
-    for step in _needed(jaxpr):
+    for step in needed_equations(jaxpr):
         operands = [_read(known, v) for v in step.invars]
         known.update(zip(step.outvars, _apply(scope, step, operands), strict=True))
     return [_read(known, v) for v in jaxpr.outvars]
@@ -36,7 +36,7 @@ def _read(known: dict[Any, Value], variable: Any) -> Value:
     return known[variable]
 
 
-def _needed(jaxpr: Any) -> list[Step]:
+def needed_equations(jaxpr: Any) -> list[Step]:
     """Keep the operations that the outputs need; NumPyro leaves many unused ones behind."""
     wanted = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
     needed = []
@@ -47,7 +47,7 @@ def _needed(jaxpr: Any) -> list[Step]:
     return needed[::-1]
 
 
-def _inner(equation: Any) -> ClosedJaxpr | None:
+def inner_program(equation: Any) -> ClosedJaxpr | None:
     """Return the program inside a call such as jit or custom_jvp_call."""
     if equation.primitive.name in ("while", "scan", "cond"):
         return None
@@ -63,7 +63,7 @@ def _apply(scope: Scope, step: Step, operands: list[Value]) -> list[Value]:
     if step.name in PLAIN:
         return [_plain_function(step.name, operands) if constant_only else RULES[step.name](scope, {}, *operands)]  # type: ignore[arg-type]
     equation = step.equation
-    if (inner := _inner(equation)) is not None:
+    if (inner := inner_program(equation)) is not None:
         return run(scope, inner, operands)
     if step.name in structural_names():
         out = structural(lambda *x: equation.primitive.bind(*x, **equation.params), *operands, scope=scope)
@@ -72,7 +72,7 @@ def _apply(scope: Scope, step: Step, operands: list[Value]) -> list[Value]:
         return _constants(scope, equation, operands)  # type: ignore[arg-type]
     if step.name not in RULES:
         raise unsupported(step.name)
-    params = {**equation.params, "from_whole": _is_whole(equation.invars[0])}
+    params = {**equation.params, "from_whole": is_whole(equation.invars[0])}
     return [RULES[step.name](scope, params, *operands)]
 
 
@@ -83,7 +83,8 @@ def _plain_function(name: str, operands: list[Const]) -> Const:
     return Const((first, second), fixed, name in FUNCTIONS and FUNCTIONS[name].positive)
 
 
-def _is_whole(variable: Any) -> bool:
+def is_whole(variable: Any) -> bool:
+    """Whether a variable of a program holds whole numbers."""
     return str(variable.aval.dtype).startswith(("int", "uint", "bool"))
 
 

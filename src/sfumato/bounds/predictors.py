@@ -30,7 +30,7 @@ from sfumato.bounds.canonical import log_density
 from sfumato.bounds.certifier import canonical_log_likelihood
 from sfumato.bounds.elementwise import FUNCTIONS, STEPS, increasing, real_power, remainder_image
 from sfumato.bounds.idioms import Step
-from sfumato.bounds.interpreter import _inner, _is_whole, _needed
+from sfumato.bounds.interpreter import inner_program, is_whole, needed_equations
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.jets import Jet
 from sfumato.bounds.moves import move
@@ -149,7 +149,7 @@ class Walk:
         known: dict[Any, Number] = {}
         known.update(zip(jaxpr.constvars, [np.asarray(c) for c in closed.consts], strict=True))
         known.update(zip(jaxpr.invars, arguments, strict=True))
-        for step in _needed(jaxpr):
+        for step in needed_equations(jaxpr):
             operands = [self._read(known, v) for v in step.invars]
             known.update(zip(step.outvars, self._apply(step, operands), strict=True))
         return [self._read(known, v) for v in jaxpr.outvars]
@@ -205,7 +205,7 @@ class Walk:
 
     def _apply(self, step: Step, operands: list[Number]) -> list[Number]:
         equation, name = step.equation, step.name
-        if name not in _IDIOMS and (inner := _inner(equation)) is not None:
+        if name not in _IDIOMS and (inner := inner_program(equation)) is not None:
             return self.run(inner, operands)
         if all(isinstance(v, np.ndarray) for v in operands) and name not in _IDIOMS:
             out = move(partial(equation.primitive.bind, **equation.params), *operands)
@@ -213,7 +213,7 @@ class Walk:
         if name in structural_names():
             return self._structural(lambda *x: equation.primitive.bind(*x, **equation.params), operands)
         if name in _RULES:
-            return [_RULES[name](self, {**equation.params, "from_whole": _is_whole(equation.invars[0])}, *operands)]
+            return [_RULES[name](self, {**equation.params, "from_whole": is_whole(equation.invars[0])}, *operands)]
         return [self._unary(name, operands)]
 
     def _structural(self, how: Callable[..., Any], operands: list[Number]) -> list[Number]:

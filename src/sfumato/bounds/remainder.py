@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.bounds import interval as iv
-from sfumato.bounds.certifier import _cut, _product, widen
+from sfumato.bounds.certifier import cut_evenly, product_of_cells, widen
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.jets import Jet
 from sfumato.bounds.predictors import Program
@@ -103,9 +103,9 @@ class Remainder:
         count = finer * (CELLS if len(self.axes) == 1 else CELLS_EACH)
         for axis in self.axes:
             whole = self.region.range(jnp.zeros(()), q[axis])
-            edges[str(axis)] = _even(whole, count) if even else _cut(whole, count)
+            edges[str(axis)] = _even(whole, count) if even else cut_evenly(whole, count)
         if edges:
-            cells = _product(edges)
+            cells = product_of_cells(edges)
             low, high = (jnp.stack([cells[str(a)][end] for a in self.axes], axis=1) for end in (0, 1))
         else:
             low = high = jnp.zeros((1, 0))

@@ -45,7 +45,7 @@ app.add_typer(paper.app, name="paper")
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from sfumato import __version__
+        from sfumato.tools.version import __version__
 
         typer.echo(f"sfumato {__version__}")
         raise typer.Exit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli import endings
-from sfumato.cli.study import AsJson, Force, OutFolder, _hand_over
+from sfumato.cli.study import AsJson, Force, OutFolder, hand_over
 from sfumato.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def sample(
         chosen if chosen is not None else _named_family(opened[0]), opened, kernel=kernel, chains=chains, seed=seed,
         iterations=iterations, force=force,
     )  # fmt: skip
-    _hand_over(drawn, None, out, ", ".join(path.stem for path in bundle), as_json)
+    hand_over(drawn, None, out, ", ".join(path.stem for path in bundle), as_json)
 
 
 # -- what was asked ---------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ from sfumato.demo.consortium import DELTA, EPSILON
 from sfumato.errors import OwnerLost
 
 if TYPE_CHECKING:
+    from sfumato.analysis.result import Run
     from sfumato.cli.outputs import Written
     from sfumato.demo.consortium.owners import Owner
     from sfumato.demo.consortium.tables import Insurer
-    from sfumato.run.result import Run
 
 TITLE = "Does paying keep people from the doctor?"
 INTRODUCTION = (

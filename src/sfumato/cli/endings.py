@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from sfumato import errors
 
 if TYPE_CHECKING:
-    from sfumato.run.result import Run
+    from sfumato.analysis.result import Run
 
 FINE, UNEXPECTED, INVALID, TOO_WEAK, NO_BUDGET, CHECKPOINT, OWNER, REFUTED = 0, 1, 2, 3, 4, 5, 6, 7
 UNUSABLE, INTERRUPTED = 8, 130

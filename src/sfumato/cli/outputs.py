@@ -9,7 +9,7 @@ from sfumato.cli import endings
 from sfumato.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sfumato.run.result import Run
+    from sfumato.analysis.result import Run
 
 
 class Written(NamedTuple):

@@ -18,8 +18,8 @@ def report(
 ) -> None:
     """Write the HTML report of a saved run: one file, readable anywhere, released values only."""
     from sfumato.analysis.report import write_report
+    from sfumato.analysis.result import load
     from sfumato.cli import outputs
-    from sfumato.run.result import load
 
     loaded = load(run)
     try:

@@ -15,10 +15,10 @@ from sfumato.analysis.report.words import ending
 from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT
 
 if TYPE_CHECKING:
+    from sfumato.analysis.result import Run
     from sfumato.auditor import Audit
     from sfumato.cli.outputs import Written
     from sfumato.planner import Plan
-    from sfumato.run.result import Run
 
 WIDEST = 100  # paragraphs wider than this are hard to read
 ENDS = {

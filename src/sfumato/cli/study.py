@@ -12,8 +12,8 @@ from sfumato.cli import endings
 from sfumato.errors import CheckpointError, Interrupted, InvalidInput, NotArrived
 
 if TYPE_CHECKING:
+    from sfumato.analysis.result import Run
     from sfumato.files.study import StudyFile
-    from sfumato.run.result import Run
 
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="The study file (TOML).", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document to standard output and nothing else.")]
@@ -85,7 +85,7 @@ def run(
             delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess,
             example=file.example(), ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
-    _hand_over(drawn, checkpoint, out, file.name, as_json)
+    hand_over(drawn, checkpoint, out, file.name, as_json)
 
 
 def resume(
@@ -130,7 +130,7 @@ def resume(
             home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity(),
             guess=file.guess if from_guess else None, pilot_share=pilot_share, force=force,
         )  # fmt: skip
-    _hand_over(drawn, checkpoint, home, file.name, as_json)
+    hand_over(drawn, checkpoint, home, file.name, as_json)
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -224,7 +224,8 @@ def _keeping(out: Path, draw: Any, *arguments: Any, **options: Any) -> "Run":
     return drawn
 
 
-def _hand_over(drawn: "Run", checkpoint: Path | None, out: Path, name: str, as_json: bool) -> None:
+def hand_over(drawn: "Run", checkpoint: Path | None, out: Path, name: str, as_json: bool) -> None:
+    """Write what a run gives to the output folder and show it; the exit code follows its verdict."""
     from sfumato.cli import outputs, show
 
     way_on = _way_on(checkpoint, out) if checkpoint is not None else ""

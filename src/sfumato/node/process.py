@@ -38,7 +38,7 @@ class NodeProcess:
         self.path, self.name, self.address = path, name, f"http://127.0.0.1:{port}"
         self._output = path.parent / OUTPUT
         # -P: whatever lies in the current folder is not imported.
-        command = [sys.executable, "-P", "-m", "sfumato.node.child", "serve", str(path), "--port", str(port)]
+        command = [sys.executable, "-P", "-m", "sfumato.cli.child", "serve", str(path), "--port", str(port)]
         with self._output.open("ab") as output:
             # A session of its own: Ctrl-C is for whoever asks, and the nodes answer until it has come to an end.
             self.process = subprocess.Popen(  # noqa: S603 (this interpreter, this package, the owner's file)

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.routing import WebSocketRoute
 
-from sfumato import __version__
 from sfumato.errors import InvalidInput
 from sfumato.node import catalogue, tokens
 from sfumato.node.catalogue import CATALOGUE, Refusal
@@ -25,6 +24,7 @@ from sfumato.node.guard import App, Guard, Receive, Scope, Send, send_refusal
 from sfumato.node.session import Session
 from sfumato.node.state import Node
 from sfumato.node.tokens import Token
+from sfumato.tools.version import __version__
 
 STATIC = Path(__file__).parent / "static"
 PAGES = {"/": "console.html", "/console.css": "console.css", "/console.js": "console.js", "/icon.svg": "icon.svg"}

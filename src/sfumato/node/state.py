@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from sfumato import __version__
 from sfumato.model import derivatives
 from sfumato.node import tokens
 from sfumato.node.books import Books
@@ -25,6 +24,7 @@ from sfumato.node.tick import Tick
 from sfumato.node.tokens import Token, TokenFile
 from sfumato.protocol.frames import Handshake, Open
 from sfumato.protocol.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Release, Statistic, Terms
+from sfumato.tools.version import __version__
 from sfumato.vault.noise import Source
 from sfumato.vault.table import ClosedTable
 

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -33,11 +33,14 @@ from sfumato.owners import bundle_file
 from sfumato.owners.local import open_statistics
 from sfumato.planner import MAX_RELEASES, budget_mu, lattice_slack
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.privacy.joint import plain_fields
+from sfumato.privacy.joint import join, plain_fields
 from sfumato.privacy.statement import Statement
 from sfumato.study.target import make_study
 from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.ledger import Ledger
+
+if TYPE_CHECKING:
+    from sfumato.analysis.noise_aware import NoiseAware
 
 EXACT = "Draws that Algorithm 3 makes from these copies come from the exact posterior of the stated model."
 EXACT_CLAMPED = EXACT.removesuffix(".") + " given the clamped records."
@@ -206,10 +209,8 @@ class Bundle:
         return np.asarray(self._all().mean(axis=0))
 
     def noise_aware(self, family: Family | None = None, **options: Any) -> Any:
-        """Posterior given the whole bundle, by normal approximation: see `sfumato.analysis.noise_aware.from_bundles`."""
-        from sfumato.analysis.noise_aware import from_bundles
-
-        return from_bundles(self._family(family), [self], **options)
+        """Posterior given the whole bundle, by normal approximation: see `noise_aware_of`."""
+        return noise_aware_of(self._family(family), [self], **options)
 
     def save(self, path: str | Path) -> Path:
         """Write the bundle to a new file: header, every copy, checksum."""
@@ -245,6 +246,40 @@ class Bundle:
             f"<Bundle {self.id}: {self.copies:,} copies ({self.left:,} unused) of {self.description}, n={self.n:,}, "
             f"xi={self.xi:.4g}; epsilon={self.epsilon:g}, delta={self.delta:g}>"
         )
+
+
+def noise_aware_of(family: Family, bundles: Sequence[Bundle], **options: Any) -> "NoiseAware":
+    """Noise-aware posterior given all copies of one bundle, or of the bundles of several owners.
+
+    Parameters
+    ----------
+    family
+        With the prior to use.
+    bundles
+        Of this family; each owner's records are others.
+    **options
+        draws, warmup, chains, seed: see `sample_posterior`.
+    """
+    from sfumato.analysis.noise_aware import from_copies, sample_posterior
+
+    check_distinct(family, bundles)
+    mean = np.sum([bundle.mean() for bundle in bundles], axis=0)
+    variance = sum(bundle.xi / bundle.copies for bundle in bundles)
+    measurement = from_copies(mean, variance, sum(bundle.n for bundle in bundles))
+    clamped = any(bundle.outside == "clamp" for bundle in bundles)
+    return sample_posterior(family, measurement, join([b.privacy for b in bundles]), clamped=clamped, **options)
+
+
+def check_distinct(family: Family, bundles: Sequence[Bundle]) -> None:
+    """Refuse bundles of another family, and one bundle given twice."""
+    if not bundles:
+        raise BundleError("no bundle was given; pass one, or a list of them.")
+    for bundle in bundles:
+        bundle.check_family(family)
+    names = [bundle.id for bundle in bundles]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BundleError(f"bundle {twice} is given twice; its records would be counted twice. Pass each bundle once.")
 
 
 def release(

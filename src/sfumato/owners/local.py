@@ -421,7 +421,7 @@ def facts_of(
     shared: bool,
 ) -> Facts:
     """What an owner says about itself and one study of its records."""
-    from sfumato import __version__
+    from sfumato.tools.version import __version__
 
     return Facts(
         name=name, n=desk.n, rows=desk.rows, model=study.model.fingerprint(), coordinates=study.model.coordinate_names(),

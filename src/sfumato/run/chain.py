@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.analysis import watch
+from sfumato.analysis.result import Run, StopReason
 from sfumato.analysis.verdict import visible_transient
 from sfumato.errors import BudgetSpent, OwnerLost
 from sfumato.families.langevin import public_part
@@ -26,7 +27,6 @@ from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT, Statement
 from sfumato.run.interruption import until_asked
 from sfumato.run.journal import Journal, Saved
-from sfumato.run.result import Run, StopReason
 from sfumato.study.target import Study
 from sfumato.tools.progress import Tick
 from sfumato.tools.quick_jit import quick_jit

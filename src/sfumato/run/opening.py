@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.analysis.noise_aware import check_distinct
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import Langevin
 from sfumato.owners.base import Access, Door
+from sfumato.owners.bundle import check_distinct
 from sfumato.owners.rounds import Rounds
 from sfumato.protocol.questions import PROTOCOL, Facts
 from sfumato.run.copies import CopiesAccess

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.analysis.result import Run, StopReason
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput, OwnerError, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
@@ -56,7 +57,6 @@ from sfumato.run.parties import (
 from sfumato.run.piloting import Again, find_start, first_pilot, refuse_unless_arrived
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.request import Request, make_request
-from sfumato.run.result import Run, StopReason
 from sfumato.run.terms import Terms, find_model, make_terms
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick, ticker

@@ -26,7 +26,7 @@ from sfumato.tools.progress import Tick
 from sfumato.vault.closed import closed
 from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ray_table import RayTable
-from sfumato.vault.records import Records, _check_outside, check_precision
+from sfumato.vault.records import Records, check_outside, check_precision
 from sfumato.vault.shards import Shard, deal_out, find_files, pieces_of, read_shard
 
 REBUILDS = 5
@@ -145,7 +145,7 @@ class RayShards:
         precision: str = "float64",
         tick: Tick = lambda done, total, text: None,
     ) -> None:
-        _check_outside(outside)
+        check_outside(outside)
         check_precision(precision)
         pieces = pieces_of(find_files(table.pattern))
         self.n = sum(piece.rows for piece in pieces)

@@ -92,7 +92,7 @@ def load(
         Which raw columns make up each name: ``{"x": ["age", "dose"], "y": "ill"}``. Without it, a vector
         named x is looked for as one array, as a list column, or as x_0, x_1, ...
     """
-    _check_outside(outside)
+    check_outside(outside)
     arrays = _read(data, domain, dict(columns or {}), outside)
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
@@ -123,7 +123,8 @@ def rows_ahead(
     return n if n * sum(column.size for column in domain.values()) >= LARGE else None
 
 
-def _check_outside(outside: str) -> None:
+def check_outside(outside: str) -> None:
+    """Refuse what is no rule for records outside the domain."""
     if outside not in ("refuse", "clamp"):
         raise InvalidInput(f'outside must be "refuse" or "clamp", got {outside!r}.')
 

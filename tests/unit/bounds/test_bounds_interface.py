@@ -8,11 +8,12 @@ from scipy.optimize import linprog
 from sensitivity_zoo import CASES, build, logit, pairs
 
 from sfumato import families
-from sfumato.bounds import Bounds, Clip, Lipschitz, Range, bounds_for, certify, elementwise
+from sfumato.bounds import Bounds, Clip, Lipschitz, Range, bounds_for, elementwise
 from sfumato.bounds.atoms import Atoms, Axis
 from sfumato.bounds.interval import Interval
 from sfumato.domain import Ball, Binary, Box
 from sfumato.errors import InvalidInput
+from sfumato.study.certify import certify
 
 CASE = CASES["logit-box-1"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sfumato.run.result import Run
+    from sfumato.analysis.result import Run
 
 
 def write_report(run: "Run", path: str | Path, *, title: str | None = None) -> Path:

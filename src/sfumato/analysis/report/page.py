@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato import __version__
 from sfumato.analysis.diagnostics import Row, series, shown_rows
 from sfumato.analysis.report import svg, words
 from sfumato.analysis.report.style import CSS
 from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT
+from sfumato.tools.version import __version__
 
 if TYPE_CHECKING:
-    from sfumato.run.result import Run
+    from sfumato.analysis.result import Run
 
 PICTURED = 24
 """Parameters with plots of their own; the table has all of them."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from sfumato.privacy.statement import CLAMPED, careless
 
 if TYPE_CHECKING:
+    from sfumato.analysis.result import Run
     from sfumato.privacy.joint import JointStatement
     from sfumato.privacy.statement import Statement
-    from sfumato.run.result import Run
 
 
 def promise(privacy: "Statement | JointStatement") -> list[str]:

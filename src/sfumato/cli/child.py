@@ -1,4 +1,4 @@
-"""``python -m sfumato.node.child ARGUMENTS``: the command ``sfumato ARGUMENTS``, which ends when whoever started it does.
+"""``python -m sfumato.cli.child ARGUMENTS``: the command ``sfumato ARGUMENTS``, which ends when whoever started it does.
 
 Standard input is a pipe that the other side holds open. Its end, also by a kill that nobody can catch, closes the pipe.
 """
