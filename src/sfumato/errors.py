@@ -32,6 +32,17 @@ from typing import Any
 class SfumatoError(Exception):
     """Root of the tree; catch this to catch everything sfumato raises on purpose."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Message and attributes: an error crosses to another process whole, whatever its constructor asks for."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[SfumatoError], args: tuple[Any, ...], facts: dict[str, Any]) -> SfumatoError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
 
 class InvalidInput(SfumatoError, ValueError):
     """An argument breaks a stated rule."""

@@ -1,12 +1,14 @@
 """What a sampler asks of a vault, wherever it stands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from sfumato.domain import Domain
 from sfumato.kernel import Draw, Kernel, State
 from sfumato.protocol.questions import Agreed, Facts, Question, Reply, Terms
+from sfumato.study.target import Study
 
 
 class Answers(Protocol):
@@ -182,4 +184,27 @@ class Door(Protocol):
 
     def close(self) -> None:
         """Let go."""
+        ...
+
+
+class AnsweringOwner(Protocol):
+    """An owner who is asked over a line of its own: what `sfumato.connect` gives, or anything else that has these three.
+
+    `sfumato.sample` and `sfumato.plan` take one wherever they take data, alone or in a list. `docs/developer/owner.md` has a
+    skeleton.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the owner is called; different for every owner of a run."""
+        ...
+
+    def study(
+        self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str
+    ) -> tuple[str, Study, int]:
+        """Find what the owner has approved for this model: its name there, the study, and the number of records."""
+        ...
+
+    def door(self, approved: str, fingerprint: str, *, epsilon: float, delta: float, run_id: str) -> Door:
+        """Open a run of an approved study under this promise. The same `run_id` again goes on with the same account."""
         ...

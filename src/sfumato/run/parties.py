@@ -8,12 +8,12 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 from sfumato.domain import Domain
 from sfumato.errors import BudgetSpent, InvalidInput
 from sfumato.families.base import Family
-from sfumato.owners.base import Door
+from sfumato.owners.base import AnsweringOwner, Door
 from sfumato.owners.bundle import Bundle
 from sfumato.owners.bundle_door import BundleDoor
 from sfumato.owners.local import TableAccess, check_room, open_door, open_table
@@ -105,10 +105,10 @@ class TableParty:
 
 @dataclass
 class NodeParty:
-    """A node: what `sfumato.connect` gives."""
+    """A node, or any other owner who is asked over a line of its own."""
 
     live: ClassVar[bool] = True
-    node: Any
+    node: AnsweringOwner
     epsilon: float
     delta: float
     approved: str = ""
@@ -117,7 +117,7 @@ class NodeParty:
     @property
     def name(self) -> str:
         """What the owner is called."""
-        return str(self.node.name)
+        return self.node.name
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class NodeParty:
     def study(self, model: Any, domain: Mapping[str, Domain] | None, sensitivity: Any, kernel: str) -> Study:
         """The study that the node has approved for this model."""
         self.approved, found, self.n = self.node.study(model, domain, sensitivity, kernel)
-        return cast(Study, found)
+        return found
 
     def check_room(self) -> None:
         """The node refuses a run that it has no budget for."""
@@ -140,8 +140,7 @@ class NodeParty:
     def open(self, study: Study, run_id: str, folder: Path | None, resuming: bool, tick: Tick) -> Door:
         """Open the run there."""
         fingerprint = study.model.fingerprint()
-        door = self.node.door(self.approved, fingerprint, epsilon=self.epsilon, delta=self.delta, run_id=run_id)
-        return cast(Door, door)
+        return self.node.door(self.approved, fingerprint, epsilon=self.epsilon, delta=self.delta, run_id=run_id)
 
 
 @dataclass(frozen=True)
@@ -261,8 +260,8 @@ def _party(item: Any, given: Given) -> Party:
         return BundleParty(item)
     if isinstance(item, Owner):
         promise = given.promise(item.name, (item.epsilon, item.delta))
-        return NodeParty(item.data, *promise) if _is_node(item.data) else TableParty(item, *promise)
-    if _is_node(item):
+        return NodeParty(item.data, *promise) if _answers(item.data) else TableParty(item, *promise)
+    if _answers(item):
         return NodeParty(item, *given.promise(item.name))
     raise InvalidInput(
         f"a list of owners holds sf.Owner, what sf.connect gives, or bundles, got {type(item).__name__}; wrap a table as "
@@ -272,10 +271,11 @@ def _party(item: Any, given: Given) -> Party:
 
 def is_list_of_owners(data: Any) -> bool:
     """Whether owners were given, one or several, and not a table."""
-    return isinstance(data, list | tuple | Owner | Bundle) or _is_node(data)
+    return isinstance(data, list | tuple | Owner | Bundle) or _answers(data)
 
 
-def _is_node(item: Any) -> bool:
+def _answers(item: Any) -> bool:
+    """Whether this is an `AnsweringOwner`."""
     return not isinstance(item, Owner) and hasattr(item, "door") and hasattr(item, "study")
 
 
