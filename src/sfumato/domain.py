@@ -106,9 +106,8 @@ class Domain:
         super().__init_subclass__(**options)
         if "kind" in cls.__dict__:
             there = _KINDS.setdefault(cls.kind, cls)
-            if (
-                there.__qualname__ != cls.__qualname__
-            ):  # the same class again, from a file that is read again, takes its place
+            again = there.__qualname__ == cls.__qualname__ and there.__module__ != __name__  # its file was read again
+            if there is not cls and not again:
                 raise InvalidInput(
                     f"the kind of a domain must be its own, and {cls.kind!r} is that of {there.__qualname__}; choose another."
                 )

@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("quickstart", "families", "langevin", "owners", "pymc")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("quickstart", "families", "langevin", "owners", "pymc", "developer/domain")
+    ),
 ]
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
