@@ -4,6 +4,10 @@ A domain is public: the set 𝒴 that every record is promised to lie in, whoeve
 over it, so it is the one thing an owner has to declare. Each column of the data has a domain of its own, and the record
 domain is their product.
 
+A domain is a class, and what the rest of the package wants to know of it, it asks the class: nobody else tells one kind of domain
+from another. A new one says its `shape`, the nearest point of it (`clamp`) and how far it reaches (`support`); see
+`docs/developer/domain.md`.
+
 Nothing here looks at data as a whole: `contains` and `clamp` act on each record alone.
 """
 
@@ -11,7 +15,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -23,6 +27,14 @@ UNDECLARED = np.inf
 """Code of a label that was not declared."""
 LARGEST_WHOLE = 2**53
 """Records are checked in float64, which has all whole numbers up to here."""
+WHOLE = np.dtype(np.int64)
+"""Type in which models see whole numbers, wherever they are evaluated: in 32 bits the square of 60 000 wraps round. Tables
+store them in the smallest type that holds them."""
+TOLERANCE = 1e-6
+"""A record may lie outside by this share of the domain's size: `clamp` rounds, and the vault clamps terms."""
+MAX_CORNERS_DIM = 12
+"""Largest box whose corners are listed: 2^11 of them, up to sign."""
+_FAR = 1e3  # times the domain's own width: the nearest point of the domain to what is so far away is an extreme one
 
 
 def _finite(name: str, value: Array) -> np.ndarray:
@@ -63,10 +75,43 @@ def _inward(bound: np.ndarray, dtype: np.dtype[Any], inside: float) -> np.ndarra
 
 
 class Domain:
-    """What every column domain offers; see the subclasses."""
+    """What every column domain offers.
+
+    A subclass gives its `kind`, `shape`, `clamp` and `support`; whatever else follows from these, and may be given where a closed
+    form is better. Records lie along the first axis of an array. `clamp`, `support` and `image_diameter` are given NumPy arrays
+    and JAX arrays, traced ones too: write them with operators and the functions of `namespace`.
+
+    Attributes
+    ----------
+    kind
+        Name in `study.toml` and on the wire. A class that has one is found by `from_dict` from its definition on.
+    discrete
+        Whether its numbers are whole.
+    separable
+        Whether it is all of the box from `lo` to `hi` (its whole numbers, if discrete): then entries may be exchanged and cut one
+        by one.
+    nominal
+        Whether its numbers are codes, without order or distance.
+    labels
+        What codes stand for in a raw column, if not for themselves.
+    """
 
     kind: ClassVar[str]
     discrete: ClassVar[bool] = False
+    separable: ClassVar[bool] = False
+    nominal: ClassVar[bool] = False
+    labels: tuple[Any, ...] | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "kind" in cls.__dict__:
+            there = _KINDS.setdefault(cls.kind, cls)
+            again = there.__qualname__ == cls.__qualname__ and there.__module__ != __name__  # its file was read again
+            if there is not cls and not again:
+                raise InvalidInput(
+                    f"the kind of a domain must be its own, and {cls.kind!r} is that of {there.__qualname__}; choose another."
+                )
+            _KINDS[cls.kind] = cls
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Domain) and self.to_dict() == other.to_dict()
@@ -74,60 +119,86 @@ class Domain:
     def __hash__(self) -> int:
         return hash((self.kind, self.shape))
 
+    # -- what a new domain says -----------------------------------------------------------------------------------
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one record's value."""
         raise NotImplementedError
 
+    def clamp(self, values: Array) -> Array:
+        """Nearest point of the domain for each record, in the type of `values`; NaN stays NaN (it is near nothing)."""
+        raise NotImplementedError
+
+    def support(self, direction: Array) -> Array:
+        r"""Support function :math:`h(v) = \sup_x v^\top x`, for directions of the domain's shape along the last axes."""
+        raise NotImplementedError
+
+    # -- what follows, and may be said better ---------------------------------------------------------------------
+
     @property
     def lo(self) -> np.ndarray:
         """Lower corner of the smallest box around the domain."""
-        raise NotImplementedError
+        return -np.asarray(self.support(-self._directions()), dtype=np.float64).reshape(self.shape)
 
     @property
     def hi(self) -> np.ndarray:
         """Upper corner of the smallest box around the domain."""
-        raise NotImplementedError
+        return np.asarray(self.support(self._directions()), dtype=np.float64).reshape(self.shape)
+
+    def _directions(self) -> np.ndarray:
+        return np.eye(self.size).reshape(self.size, *self.shape)
 
     @property
-    def size(self) -> int:
-        """Numbers in one record's value."""
-        return int(np.prod(self.shape, dtype=int))
+    def ball_radius(self) -> float | None:
+        """Radius of the ball around zero that the domain is; None if it is another set."""
+        return None
 
     def contains(self, values: np.ndarray) -> np.ndarray:
-        """Whether each record of `values` (records along the first axis) lies in the domain; NaN never does.
-
-        A bound is taken as the type of the values holds it: in float32, 0.1 itself is a little more than 0.1, and is let in.
-        `clamp` then moves it to the nearest such number inside.
-        """
-        kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+        """Whether each record lies in the domain, up to rounding; NaN never does."""
+        values = values.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
-            inside = (values >= self.lo.astype(kind)) & (values <= self.hi.astype(kind)) & np.isfinite(values)
-            if self.discrete:
-                inside &= values == np.round(values)
-        return np.all(inside, axis=tuple(range(1, values.ndim)))
-
-    def clamp(self, values: np.ndarray) -> np.ndarray:
-        """Nearest point of the domain for each record; NaN stays NaN (it is near nothing)."""
-        with np.errstate(over="ignore"):
-            lo, hi = _inward(self.lo, values.dtype, np.inf), _inward(self.hi, values.dtype, -np.inf)
-        values = np.clip(values, lo, hi)
-        return np.round(values) if self.discrete else values
-
-    def support(self, direction: Array) -> Array:
-        r"""Support function :math:`h(v) = \sup_x v^\top x`, for `direction` of the domain's shape (JAX or NumPy)."""
-        centre, half = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2
-        return (direction * centre + abs(direction) * half).sum()
+            moved = np.abs(self.clamp(values) - values)
+        room = TOLERANCE * float(np.max(np.abs([self.lo, self.hi])))
+        return np.all(moved <= room, axis=tuple(range(1, values.ndim)))
 
     def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        """Draw synthetic records, uniformly: for planning, where no real record may be used."""
-        if self.discrete:
-            return rng.integers(self.lo.astype(int), self.hi.astype(int) + 1, size=(size, *self.shape)).astype(float)
-        return rng.uniform(self.lo, self.hi, size=(size, *self.shape))
+        """Draw synthetic records from all over the domain: for planning, where no real record may be used."""
+        return np.asarray(self.clamp(rng.uniform(self.lo, self.hi, size=(size, *self.shape))))
 
     def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draw extreme points of the domain: where sensitivities are attained."""
-        return np.where(rng.random((size, *self.shape)) < 0.5, self.lo, self.hi)
+        away = rng.standard_normal((size, *self.shape))
+        return np.asarray(self.clamp((self.lo + self.hi) / 2 + _FAR * (self.hi - self.lo) * away))
+
+    def corners(self) -> np.ndarray:
+        """A few records that no trial of a model may miss; none by default."""
+        return np.zeros((0, *self.shape))
+
+    def cells(self, entry: int, most: int) -> np.ndarray | None:
+        """All values of an entry, if the domain is separable and they are at most so many; None: cut it into intervals."""
+        low, high = (float(np.ravel(end)[entry]) for end in (self.lo, self.hi))
+        if not self.separable or not self.discrete or high - low + 1 > most:
+            return None
+        return np.arange(low, high + 1)
+
+    def vary(self, values: np.ndarray, fresh: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+        """Change records, inside the domain: some move a little, some become those of `fresh`, and half stay.
+
+        `share` is for domains that are separable: how many of all entries are changed.
+        """
+        turned = self.clamp(values + 0.2 * (self.hi - self.lo) * rng.standard_normal(values.shape))
+        single = (len(values), *[1] * len(self.shape))
+        changed = np.where(rng.random(single) < 0.5, turned, fresh)
+        return np.where(rng.random(single) < 0.5, changed, values)
+
+    def diameter(self) -> float:
+        """Largest distance of two points, or a bound of it."""
+        return float(np.linalg.norm(self.hi - self.lo))
+
+    def image_diameter(self, matrix: Array) -> Array | None:
+        r"""Largest :math:`\lVert A^\top(x - y)\rVert` of two points, where there is a closed form; else None."""
+        return None
 
     def encode(self, column: Any) -> np.ndarray:
         """Turn a raw column into numbers (labels into codes)."""
@@ -138,14 +209,61 @@ class Domain:
                 array = np.array(array.tolist() if lists else array, dtype=np.float64)
             except (TypeError, ValueError):
                 raise InvalidData(
-                    f"a {type(self).__name__} column must hold numbers, as many for every record, got dtype "
+                    f"a {self.name} column must hold numbers, as many for every record, got dtype "
                     f"{np.asarray(column).dtype}; use sf.Categories([...labels]) for text, or convert the column."
                 ) from None
         return array
 
+    def decode(self, values: np.ndarray) -> np.ndarray:
+        """Undo `encode`: codes back to the labels that a raw column holds."""
+        return values
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain description, as written in `study.toml`."""
-        raise NotImplementedError
+        """Plain description, as written in `study.toml`: the constructor's arguments, which are attributes too."""
+        return {"kind": self.kind} | {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    @property
+    def brief(self) -> str:
+        """How a sentence about one of its values calls it."""
+        return f"its domain {self.name}"
+
+    # -- the same for all -----------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return type(self).__name__
+
+    @property
+    def size(self) -> int:
+        """Numbers in one record's value."""
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type in which models see the column: whole numbers as such (NumPyro indexes with them), the rest as floats."""
+        return WHOLE if self.discrete else np.dtype(np.float64)
+
+    def storage(self, given: np.dtype[Any]) -> np.dtype[Any]:
+        """Smallest type that holds a table's column: integers by their range, reals as they came (float32 or float64)."""
+        if not self.discrete:
+            return np.dtype(np.float32) if given == np.float32 else np.dtype(np.float64)
+        return next((np.dtype(kind) for kind in (np.int8, np.int16, np.int32) if self._fits(np.iinfo(kind))), WHOLE)
+
+    def _fits(self, info: Any) -> bool:
+        return bool(info.min <= np.min(self.lo) and np.max(self.hi) <= info.max)
+
+    def project(self, column: Array) -> Array:
+        """Move stored records into the domain and type them as models see them: a width is a supremum over it and no more."""
+        return self.clamp(column.astype(np.float64)).astype(self.dtype)
+
+
+_KINDS: Final[dict[str, type[Domain]]] = {}
+
+
+def namespace(values: Array) -> Any:
+    """The functions that fit an array: NumPy's, or JAX's."""
+    return values.__array_namespace__()
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +282,7 @@ class Box(Domain):
     upper: Any
     shape_: tuple[int, ...] = field(default=(), init=False, repr=False)
     kind: ClassVar[str] = "box"
+    separable: ClassVar[bool] = True
 
     def __init__(self, lower: Any, upper: Any, shape: Sequence[int] | int | None = None) -> None:
         low, high = _finite("the lower bound", lower), _finite("the upper bound", upper)
@@ -198,6 +317,56 @@ class Box(Domain):
         """Upper corner."""
         return np.asarray(self.upper, dtype=np.float64)
 
+    def contains(self, values: np.ndarray) -> np.ndarray:
+        """Whether each record of `values` lies in the domain; NaN never does.
+
+        A bound is taken as the type of the values holds it: in float32, 0.1 itself is a little more than 0.1, and is let in.
+        `clamp` then moves it to the nearest such number inside.
+        """
+        kind = values.dtype if values.dtype.kind == "f" else np.dtype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            inside = (values >= self.lo.astype(kind)) & (values <= self.hi.astype(kind)) & np.isfinite(values)
+            if self.discrete:
+                inside &= values == np.round(values)
+        return np.all(inside, axis=tuple(range(1, values.ndim)))
+
+    def clamp(self, values: Array) -> Array:
+        """Entry by entry."""
+        with np.errstate(over="ignore"):
+            lo, hi = _inward(self.lo, values.dtype, np.inf), _inward(self.hi, values.dtype, -np.inf)
+        values = values.clip(lo, hi)
+        return values.round() if self.discrete else values
+
+    def support(self, direction: Array) -> Array:
+        r"""Support function :math:`v^\top m + \lvert v\rvert^\top r`, m the middle and r half the lengths."""
+        centre, half = (self.hi + self.lo) / 2, (self.hi - self.lo) / 2
+        return (direction * centre + abs(direction) * half).sum(axis=tuple(range(-len(self.shape), 0)))
+
+    def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw synthetic records, uniformly."""
+        if self.discrete:
+            return rng.integers(self.lo.astype(int), self.hi.astype(int) + 1, size=(size, *self.shape)).astype(float)
+        return rng.uniform(self.lo, self.hi, size=(size, *self.shape))
+
+    def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw corners."""
+        return np.where(rng.random((size, *self.shape)) < 0.5, self.lo, self.hi)
+
+    def corners(self) -> np.ndarray:
+        """The lower corner and the upper one."""
+        return np.stack([self.lo, self.hi])
+
+    def vary(self, values: np.ndarray, fresh: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+        """Replace a share of all entries by those of `fresh`."""
+        return np.where(rng.random(values.shape) < share, fresh, values)
+
+    def image_diameter(self, matrix: Array) -> Array | None:
+        """Two opposite corners attain it: all of them are tried, up to 12 dimensions."""
+        if self.size > MAX_CORNERS_DIM:
+            return None
+        signs = 1 - 2 * ((np.arange(2 ** (self.size - 1))[:, None] >> np.arange(self.size)) & 1)
+        return ((((signs * np.ravel(self.hi - self.lo)) @ matrix) ** 2).sum(axis=1)).max() ** 0.5
+
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""
         return {"kind": self.kind, "lower": self.lower, "upper": self.upper, "shape": list(self.shape)}
@@ -210,6 +379,11 @@ class Interval(Box):
 
     def __init__(self, lower: float, upper: float) -> None:
         super().__init__(lower, upper, shape=())
+
+    @property
+    def brief(self) -> str:
+        """Its ends say all."""
+        return f"{self.name}({self.lo + 0:.6g}, {self.hi + 0:.6g})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""
@@ -234,6 +408,12 @@ class Integers(Box):
                 f"{lower} and {upper}; rescale the column."
             )
         super().__init__(*ends, shape=shape)
+
+    @property
+    def brief(self) -> str:
+        """Its ends say all, if it is one number and no more than a number."""
+        plain = type(self) is Integers and not self.shape
+        return f"{self.name}({self.lo + 0:.6g}, {self.hi + 0:.6g})" if plain else super().brief
 
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""
@@ -264,7 +444,7 @@ class Categories(Integers):
     """
 
     kind: ClassVar[str] = "categories"
-    labels: tuple[Any, ...] | None
+    nominal: ClassVar[bool] = True
 
     def __init__(self, labels: int | Sequence[Any]) -> None:
         try:
@@ -290,6 +470,10 @@ class Categories(Integers):
             return super().encode(column)
         codes = {label: float(code) for code, label in enumerate(self.labels)}
         return np.array([codes.get(x, np.nan if _missing(x) else UNDECLARED) for x in np.asarray(column).tolist()])
+
+    def decode(self, values: np.ndarray) -> np.ndarray:
+        """Codes to labels."""
+        return values if self.labels is None else np.array([self.labels[int(code)] for code in values], dtype=object)
 
     def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draw categories: a code is a name, and every one of them is an extreme point."""
@@ -339,20 +523,33 @@ class Ball(Domain):
         """Upper corner of the box around the ball."""
         return np.full(self.dim, self.radius)
 
-    def contains(self, values: np.ndarray) -> np.ndarray:
-        """Whether each record lies in the ball (a relative 1e-6 is forgiven: clamp rounds, and the vault clamps terms)."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            return np.linalg.norm(values.astype(np.float64), axis=-1) <= self.radius * (1 + 1e-6)
+    @property
+    def ball_radius(self) -> float:
+        """Its own."""
+        return self.radius
 
-    def clamp(self, values: np.ndarray) -> np.ndarray:
+    def contains(self, values: np.ndarray) -> np.ndarray:
+        """Whether each record lies in the ball, up to rounding."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.linalg.norm(values.astype(np.float64), axis=-1) <= self.radius * (1 + TOLERANCE)
+
+    def clamp(self, values: Array) -> Array:
         """Radial projection; an infinite entry is first cut to the box around the ball."""
-        values = np.clip(values, -self.radius, self.radius)
-        norm = np.linalg.norm(values, axis=-1, keepdims=True)
-        return values * np.minimum(1.0, self.radius / np.maximum(norm, np.finfo(values.dtype).tiny))
+        xp, values = namespace(values), values.clip(-self.radius, self.radius)
+        norm = xp.linalg.norm(values, axis=-1, keepdims=True)
+        return values * xp.minimum(1.0, self.radius / xp.maximum(norm, np.finfo(values.dtype).tiny))
 
     def support(self, direction: Array) -> Array:
         r"""Support function :math:`r\lVert v\rVert`."""
-        return self.radius * (direction**2).sum() ** 0.5
+        return self.radius * namespace(direction).sqrt((direction**2).sum(axis=-1))
+
+    def diameter(self) -> float:
+        """Twice the radius."""
+        return 2 * self.radius
+
+    def image_diameter(self, matrix: Array) -> Array:
+        r""":math:`2r\lVert A\rVert_2`."""
+        return 2 * self.radius * namespace(matrix).linalg.norm(matrix, 2)
 
     def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Draw synthetic records, uniformly over the ball."""
@@ -370,7 +567,9 @@ class Ball(Domain):
         return {"kind": self.kind, "radius": self.radius, "dim": self.dim}
 
 
-_KINDS: dict[str, type[Domain]] = {cls.kind: cls for cls in (Box, Interval, Integers, Binary, Categories, Ball)}
+def known_kinds() -> dict[str, type[Domain]]:
+    """All kinds of domain that were defined, by name."""
+    return dict(_KINDS)
 
 
 def from_dict(spec: Mapping[str, Any]) -> Domain:

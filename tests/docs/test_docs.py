@@ -13,7 +13,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in ("quickstart", "families", "langevin", "owners", "pymc")),
-    ROOT / "docs" / "developer" / "owner.md",
+    *(ROOT / "docs" / "developer" / f"{name}.md" for name in ("domain", "owner")),
 ]
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sfumato.domain import Categories, Domain
+from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
 from sfumato.planner import synthetic
@@ -49,14 +49,7 @@ class Cast:
         rows = np.repeat(np.arange(crowd), self.counts)
         first = np.repeat([crowd + 1, crowd], [replaced, self.replaced - replaced])
         index = np.concatenate([first, rows])
-        return {name: as_raw(column, self.people[name][index]) for name, column in self.domain.items()}
-
-
-def as_raw(column: Domain, values: np.ndarray) -> np.ndarray:
-    """Undo `Domain.encode`: codes back to the labels that a raw column holds."""
-    if isinstance(column, Categories) and column.labels is not None:
-        return np.array([column.labels[int(code)] for code in values], dtype=object)
-    return values
+        return {name: column.decode(self.people[name][index]) for name, column in self.domain.items()}
 
 
 def make_crowd(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> Batch:

@@ -2,9 +2,9 @@ r"""The set in which a record's numbers live, and the exact range of linear func
 
 A record is written as a vector of *atoms*: its own entries, and functions of them that involve no parameter (a
 product of two columns, the logarithm of a column, the indicator of a category). The set of all atoms is a product of
-blocks: intervals, Euclidean balls, simplices of indicators. Its support function is
+blocks: intervals, convex bodies, simplices of indicators. Its support function is
 
-.. math:: h(q) = \sup_a q^\top a = \sum_{boxes}(q_i m_i + |q_i| r_i) + \sum_{balls} R\,\lVert q_b\rVert
+.. math:: h(q) = \sup_a q^\top a = \sum_{boxes}(q_i m_i + |q_i| r_i) + \sum_{bodies} h_b(q_b)
           + \sum_{simplices}\max_c q_c .
 
 When a linear function :math:`u^\top a` is known to lie in a cell :math:`[t_1, t_2]`, weak duality sharpens it: for
@@ -16,6 +16,7 @@ so the least value over a set of candidates is a bound whatever the candidates a
 breakpoint :math:`q_i/u_i` or zero; on a ball :math:`\lambda_0 + \tan(\varphi)\lVert q_\perp\rVert/\lVert u\rVert`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,12 +46,13 @@ class Box(NamedTuple):
     still: bool
 
 
-class Ball(NamedTuple):
-    """Atoms `start` to `start + size` lie in a ball around zero."""
+class Body(NamedTuple):
+    """Atoms `start` to `start + size`, written in `shape`, lie in a set that is known by its support function."""
 
     start: int
     size: int
-    radius: float
+    shape: tuple[int, ...]
+    support: Callable[[Array], Array]
 
 
 class Simplex(NamedTuple):
@@ -67,7 +69,7 @@ class Atoms:
 
     size: int = 0
     boxes: list["Box"] = field(default_factory=list)
-    balls: list[Ball] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
     simplices: list[Simplex] = field(default_factory=list)
     known: list[tuple[float, float]] = field(default_factory=list)
     axes: list[Axis] = field(default_factory=list)
@@ -85,11 +87,12 @@ class Atoms:
         self._grow(known, count)
         return where
 
-    def add_ball(self, radius: float, size: int) -> np.ndarray:
-        """Add a ball; returns the positions of its atoms."""
-        self.balls.append(Ball(self.size, size, radius))
+    def add_body(self, support: Callable[[Array], Array], shape: tuple[int, ...], known: Interval) -> np.ndarray:
+        """Add a set with this support function inside the box `known` (flat); returns the positions of its atoms."""
+        size = len(known.lo)
+        self.bodies.append(Body(self.size, size, shape, support))
         where = np.arange(self.size, self.size + size)
-        self._grow(Interval(np.full(size, -radius), np.full(size, radius)), size)
+        self._grow(known, size)
         return where
 
     def add_simplex(self, possible: Array, size: int) -> np.ndarray:
@@ -124,9 +127,10 @@ class Atoms:
                 low, high = join([b.bounds.lo for b in blocks]), join([b.bounds.hi for b in blocks])
                 part = q if len(index) == q.shape[-1] else q[..., index]
                 total += jnp.sum(jnp.where(part == 0, 0.0, jnp.maximum(part * low, part * high)), axis=-1)
-        for ball in self.balls:
-            part = q[..., ball.start : ball.start + ball.size]
-            total += ball.radius * jnp.sqrt(jnp.sum(part * part, axis=-1))
+        for body in self.bodies:
+            part = q[..., body.start : body.start + body.size]
+            if part.shape[-1]:
+                total += body.support(part.reshape(*q.shape[:-1], *body.shape))
         for simplex in self.simplices:
             part = q[..., simplex.start : simplex.start + simplex.size]
             if part.shape[-1]:
@@ -171,14 +175,14 @@ class Atoms:
         return jnp.abs(q) @ jnp.asarray(np.maximum(np.abs(low), np.abs(high)))
 
     def _multipliers(self, q: Array, u: Array) -> Array:
-        """Candidates: zero, the breakpoints of boxes, and the optima of balls on a grid of angles."""
+        """Candidates: zero, the breakpoints of boxes, and what would be the optima on balls, on a grid of angles."""
         candidates = [jnp.zeros((*q.shape[:-1], 1))]
         breaks = [i for b in self.boxes for i in range(b.start, b.start + b.size) if i < u.shape[-1]]
         few = len(breaks) <= _MAX_BREAKPOINTS
         if breaks and few:
             at = slice(None) if len(breaks) == u.shape[-1] else np.array(breaks)
             candidates.append(jnp.where(u[at] == 0, 0.0, q[..., at] / jnp.where(u[at] == 0, 1.0, u[at])))
-        if self.balls or self.simplices or not few:
+        if self.bodies or self.simplices or not few:
             uu = jnp.maximum(jnp.sum(u * u), 1e-300)
             best = jnp.sum(q * u, axis=-1, keepdims=True) / uu
             across = jnp.sqrt(jnp.maximum(jnp.sum(q * q, axis=-1, keepdims=True) / uu - best * best, 0.0))

@@ -24,7 +24,8 @@ from sfumato.bounds.interval import Interval
 from sfumato.bounds.rules import RULES, Params, rule
 from sfumato.bounds.shapes import structural
 from sfumato.bounds.values import Const, Curved, Scope, Value, plain
-from sfumato.model.base import WHOLE, Array
+from sfumato.domain import WHOLE
+from sfumato.model.base import Array
 
 _softplus_p: Any = Primitive("softplus")
 _logsumexp_p: Any = Primitive("logsumexp")

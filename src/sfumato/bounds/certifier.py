@@ -10,8 +10,8 @@ nearly numbers, so that the range of the affine function :math:`S_0 + \sum_j \ba
 matters. The remaining radii are added outright.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -25,7 +25,7 @@ from sfumato.bounds.canonical import log_density
 from sfumato.bounds.interpreter import run
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.values import Affine, Const, Scope, Value, align, difference_form
-from sfumato.domain import Ball, Domain
+from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.model.base import Model, Record, input_spec
 from sfumato.tools.quick_jit import quick_jit
@@ -91,11 +91,11 @@ class Certifier:
         inputs: list[Value] = [Const((theta, theta_prop), fixed=False)]
         for name in self.names:
             domain = self.domain[name]
-            if isinstance(domain, Ball):
-                where = atoms.add_ball(domain.radius, domain.dim)
-            else:
-                known = Interval(domain.lo.reshape(-1), domain.hi.reshape(-1))
+            known = Interval(domain.lo.reshape(-1), domain.hi.reshape(-1))
+            if domain.separable:
                 where = atoms.add_box(self._restrict(known, atoms.size, cell), known)
+            else:
+                where = atoms.add_body(domain.support, domain.shape, known)
             inputs.append(scope.pick(where.reshape(domain.shape), positive=bool(np.all(domain.lo > 0))))
         return scope, inputs
 
@@ -135,9 +135,9 @@ class Certifier:
         return self._choose(seen[0], shares)
 
     def _choose(self, scope: Scope, shares: np.ndarray) -> Plan:
-        single = self._single_columns()
-        columns = [c for used in scope.indexed for c in used.tolist() if single.get(c)]
-        columns = [c for c in dict.fromkeys(columns) if self._count(c) <= _ENUMERATE][:1]
+        single = self._single
+        columns = [c for used in scope.indexed for c in used.tolist() if single.get(c) is not None]
+        columns = list(dict.fromkeys(columns))[:1]
         bent = [
             (name, used) for name, used in scope.curved_arguments if used.size and shares[scope.columns[name] - 1] > 0
         ]
@@ -150,26 +150,24 @@ class Certifier:
         columns = list(dict.fromkeys([*columns, *twice[: 2 - len(forms)]]))
         return Plan(tuple(columns), tuple(forms))
 
-    def _single_columns(self) -> dict[int, bool]:
-        """Atoms that are entries of boxes, and whether they are discrete."""
-        out, start = {}, 0
+    @cached_property
+    def _single(self) -> dict[int, np.ndarray | None]:
+        """Atoms that are entries of boxes, and the values they can take, where these are few."""
+        out: dict[int, np.ndarray | None] = {}
+        start = 0
         for name in self.names:
             domain = self.domain[name]
-            if not isinstance(domain, Ball):
-                out.update({start + i: domain.discrete for i in range(domain.size)})
+            if domain.separable:
+                out.update({start + i: domain.cells(i, _ENUMERATE) for i in range(domain.size)})
             start += domain.size
         return out
-
-    def _count(self, column: int) -> float:
-        low, high = self._known(column)
-        return high - low + 1
 
     def _known(self, column: int) -> tuple[float, float]:
         low = np.concatenate([self.domain[n].lo.reshape(-1) for n in self.names])
         high = np.concatenate([self.domain[n].hi.reshape(-1) for n in self.names])
         return float(low[column]), float(high[column])
 
-    def _used_twice(self, scope: Scope, single: dict[int, bool]) -> list[int]:
+    def _used_twice(self, scope: Scope, single: Iterable[int]) -> list[int]:
         """Columns that enter in two forms, such as v and log v: cutting them keeps the two consistent."""
         root = {column: column for column in single}
         for where, used in scope.derived:
@@ -197,20 +195,17 @@ class Certifier:
 
     def _cells_per_axis(self, most: int) -> int:
         """Share the cells among the axes, after those that the values of a discrete column take."""
-        listed = [int(self._count(c)) for c in self.plan.columns if self._listed(c)]
+        listed = [len(values) for c in self.plan.columns if (values := self._single[c]) is not None]
         others = len(self.plan.columns) + len(self.plan.forms) - len(listed)
         if others <= 1 and not listed:
             return most
         room = _ALL_CELLS * (most / _CELLS) / np.prod(listed, dtype=float)
         return int(np.clip(room ** (1 / max(others, 1)), 8, most))
 
-    def _listed(self, column: int) -> bool:
-        return self._single_columns()[column] and self._count(column) <= _ENUMERATE
-
     def _column_edges(self, column: int, count: int) -> Interval:
         low, high = self._known(column)
-        if self._listed(column):
-            values = jnp.asarray(np.arange(low, high + 1))
+        if (listed := self._single[column]) is not None:
+            values = jnp.asarray(listed)
             return Interval(values, values)
         return cut_evenly(Interval(jnp.asarray(low), jnp.asarray(high)), count)
 

@@ -36,7 +36,7 @@ from sfumato.bounds.jets import Jet
 from sfumato.bounds.moves import move
 from sfumato.bounds.region import Region
 from sfumato.bounds.shapes import structural_names
-from sfumato.domain import Ball, Domain
+from sfumato.domain import Domain
 from sfumato.errors import Unsupported
 from sfumato.model.base import Model, input_spec
 
@@ -646,8 +646,8 @@ class Program:
         self.columns: dict[str, np.ndarray] = {}
         for name in sorted(record):
             column = self.domain[name]
-            if isinstance(column, Ball):
-                self.columns[name] = region.add_ball(column.radius, column.dim)
+            if (radius := column.ball_radius) is not None:
+                self.columns[name] = region.add_ball(radius, column.size)
             else:
                 self.columns[name] = region.add_box(column.lo.reshape(-1), column.hi.reshape(-1))
         self.predictors = Predictors(model.dim, region)

@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.bounds.interval import Array, Interval
+from sfumato.domain import TOLERANCE
 
-FORGIVEN = 1.0 + 2e-6
-"""A record in a ball may be longer than the radius by a relative 1e-6 (`Ball.contains`)."""
+LONGEST = 1.0 + 2 * TOLERANCE
+"""A record in a ball may be longer than the radius by a relative 1e-6, and is not cut."""
 _MAX_BREAKPOINTS = 16
 
 
@@ -62,7 +63,7 @@ class Region:
 
     def add_ball(self, radius: float, count: int) -> np.ndarray:
         """Add a ball; returns the positions of its atoms."""
-        radius = radius * FORGIVEN
+        radius = radius * LONGEST
         self.balls.append((self.size, count, radius))
         return self.add_box(np.full(count, -radius), np.full(count, radius))
 

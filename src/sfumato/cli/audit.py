@@ -35,7 +35,7 @@ def audit(
     from sfumato.files.study import read_study
 
     file = read_study(study)
-    domain = file.domain()
+    model, domain = file.model(), file.domain()  # in this order: the model's file may define a domain of its own
     if domain is None:
         raise InvalidInput(
             "an audit asks no node, and this study leaves the domain to its node; state it in [domain.*] tables."
@@ -46,7 +46,7 @@ def audit(
     from sfumato.auditor import audit as attack
 
     found = attack(
-        file.model(), domain, epsilon=file.settings["epsilon"], delta=file.settings["delta"],
+        model, domain, epsilon=file.settings["epsilon"], delta=file.settings["delta"],
         sensitivity=file.sensitivity(), guess=file.guess, trials=trials, confidence=confidence, seed=seed, **options,
     )  # fmt: skip
     if as_json:

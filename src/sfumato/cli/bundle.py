@@ -187,10 +187,11 @@ def parse_family(text: str) -> "Family":
 def _build(node: ast.expr) -> Any:
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
-    from sfumato import domain, families
+    from sfumato import families
+    from sfumato.domain import known_kinds
 
     known = {name: getattr(families, name) for name in families.__all__ if name[0].isupper()}
-    known |= {name: getattr(domain, name) for name in ("Ball", "Binary", "Box", "Categories", "Integers", "Interval")}
+    known |= {cls.__name__: cls for cls in known_kinds().values()}
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name not in known:
         raise InvalidInput(

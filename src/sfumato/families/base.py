@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -32,7 +33,7 @@ from sfumato.domain import Domain
 from sfumato.errors import InvalidModel, Unsupported
 from sfumato.families.prior import Joint, Values, as_joint
 from sfumato.model import Model, Site
-from sfumato.model.base import WHOLE, Record, check_values
+from sfumato.model.base import Record, check_values
 from sfumato.model.trials import as_model_input
 from sfumato.tools.quick_jit import quick_jit
 
@@ -186,19 +187,24 @@ class Family(ABC):
     @property
     def finite(self) -> bool:
         """Whether the record domain is a list of at most `MAX_CELLS` points, each column one whole number."""
-        listed = all(d.discrete and not d.shape for d in self.domain.values())
-        return listed and bool(np.prod([d.hi - d.lo + 1 for d in self.domain.values()]) <= MAX_CELLS)
+        return self._listed is not None
+
+    @cached_property
+    def _listed(self) -> list[np.ndarray] | None:
+        """The values of every column, if their combinations are few."""
+        lists = [None if d.shape else d.cells(0, MAX_CELLS) for d in self.domain.values()]
+        found = [values for values in lists if values is not None]
+        return found if len(found) == len(lists) and prod(map(len, found)) <= MAX_CELLS else None
 
     def cells(self) -> np.ndarray:
         """S at every point of a finite domain, shape (points, k)."""
-        if not self.finite:
+        if self._listed is None:
             raise Unsupported(
                 f"{type(self).__name__} must define `support`: its record domain is not a list of at most {MAX_CELLS} "
                 "points."
             )
-        points = product(*(np.arange(int(d.lo), int(d.hi) + 1) for d in self.domain.values()))
-        table = np.array(list(points), dtype=WHOLE)
-        batch = {name: table[:, j] for j, name in enumerate(self.domain)}
+        table = np.array(list(product(*self._listed)))
+        batch = {name: table[:, j].astype(d.dtype) for j, (name, d) in enumerate(self.domain.items())}
         with jax.ensure_compile_time_eval():  # constants, also when a caller is being traced
             return np.asarray(jax.vmap(self.statistic)(batch), dtype=np.float64)
 
@@ -207,7 +213,7 @@ class Family(ABC):
     @property
     def size(self) -> int:
         """Length k of the statistic."""
-        record = {name: np.zeros(d.shape, WHOLE if d.discrete else np.float64) for name, d in self.domain.items()}
+        record = {name: np.zeros(d.shape, d.dtype) for name, d in self.domain.items()}
         return int(jax.eval_shape(self.statistic, record).shape[0])
 
     @property

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.domain import Ball, Domain, check_record_domain
+from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import Unsupported
 from sfumato.families.base import Array, Family
 from sfumato.families.prior import Joint, Values
@@ -128,7 +128,7 @@ def brute_records(domain: dict[str, Domain], points: int, rng: np.random.Generat
     for name, column in domain.items():
         inside, corners = column.sample(rng, points), column.extremes(rng, points)
         shape = (points,) + (1,) * len(column.shape)
-        if isinstance(column, Ball) or not column.shape:
+        if not column.separable or not column.shape:
             chosen = np.where(rng.random(shape) < 0.5, inside, corners)
         else:
             chosen = np.where(rng.random(inside.shape) < rng.random(shape), inside, corners)

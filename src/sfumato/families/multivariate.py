@@ -10,7 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from sfumato.domain import Ball, Box, Domain
+from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Array, Family, Parameter
 from sfumato.families.normal import need_default_prior, square_diameter
@@ -18,19 +18,11 @@ from sfumato.families.prior import Joint, Values
 from sfumato.families.quadratic import MAX_FACES_DIM, from_triangle, over_ball, over_box, triangle
 from sfumato.model.base import Record
 
-MAX_CORNERS_DIM = 12
-"""Largest box whose corners are listed: 2^11 of them, up to sign."""
-
-
-def box_diameter(lengths: np.ndarray, matrix: Array) -> Array:
-    r"""Largest :math:`\lVert A^\top(x - y)\rVert` over a box with sides `lengths`: two opposite corners attain it."""
-    signs = 1 - 2 * ((np.arange(2 ** (len(lengths) - 1))[:, None] >> np.arange(len(lengths))) & 1)
-    return jnp.sqrt(jnp.max(jnp.sum(((signs * lengths) @ matrix) ** 2, axis=1)))
-
 
 def check_vector(name: str, domain: Any) -> None:
     """Refuse what is not a box or a ball of vectors."""
-    if not isinstance(domain, Box | Ball) or len(domain.shape) != 1 or domain.discrete:
+    known = isinstance(domain, Domain) and (domain.separable or domain.ball_radius is not None)
+    if not known or len(domain.shape) != 1 or domain.discrete:
         raise InvalidInput(f"{name} must be a Box or a Ball of vectors, such as sf.Ball(1.0, dim=3); got {domain!r}.")
 
 
@@ -54,7 +46,7 @@ class MultivariateNormal(Family):
     """
 
     covariance_matrix: Any
-    y: Box | Ball
+    y: Domain
 
     def __post_init__(self) -> None:
         check_vector("y", self.y)
@@ -111,15 +103,12 @@ class MultivariateNormal(Family):
 
     def diameter(self) -> float:
         """Of the box or ball itself."""
-        return 2 * self.y.radius if isinstance(self.y, Ball) else float(np.linalg.norm(self.y.hi - self.y.lo))
+        return self.y.diameter()
 
     def whitened_diameter(self, matrix: Array) -> Array:
         r"""Exact on a ball, :math:`2r\lVert A\rVert_2`, and on a box of up to 12 dimensions; beyond, the general bound."""
-        if isinstance(self.y, Ball):
-            return 2 * self.y.radius * jnp.linalg.norm(matrix, 2)
-        if self.y.size > MAX_CORNERS_DIM:
-            return super().whitened_diameter(matrix)
-        return box_diameter(self.y.hi - self.y.lo, matrix)
+        exact = self.y.image_diameter(matrix)
+        return super().whitened_diameter(matrix) if exact is None else exact
 
     def posterior(self, s_n: Array, n: int) -> Joint:
         """Precisions add; for a prior of independent Normals."""
@@ -157,7 +146,7 @@ class MultivariateNormalMeanCovariance(Family):
         and mean given covariance Normal(midpoint, 16 covariance), conjugate.
     """
 
-    y: Box | Ball
+    y: Domain
 
     def __post_init__(self) -> None:
         check_vector("y", self.y)
@@ -165,12 +154,12 @@ class MultivariateNormalMeanCovariance(Family):
     @property
     def exact(self) -> bool:  # type: ignore[override]
         """On a ball, and on a box of few dimensions."""
-        return isinstance(self.y, Ball) or self.y.size <= MAX_FACES_DIM
+        return self.y.ball_radius is not None or self.y.size <= MAX_FACES_DIM
 
     @property
     def exact_diameter(self) -> bool:  # type: ignore[override]
         """On a ball, and on a line."""
-        return isinstance(self.y, Ball) or self.y.size == 1
+        return self.y.ball_radius is not None or self.y.size == 1
 
     @property
     def domain(self) -> dict[str, Domain]:
@@ -247,8 +236,8 @@ class MultivariateNormalMeanCovariance(Family):
         """Largest value of a quadratic over the box or ball."""
         dim = self.y.size
         linear, matrix = v[:dim], from_triangle(v[dim:], dim)
-        if isinstance(self.y, Ball):
-            return over_ball(matrix, linear, self.y.radius)
+        if (radius := self.y.ball_radius) is not None:
+            return over_ball(matrix, linear, radius)
         return over_box(matrix, linear, self.y.lo, self.y.hi)
 
     def diameter(self) -> float:
@@ -259,8 +248,8 @@ class MultivariateNormalMeanCovariance(Family):
         """
         if self.y.size == 1:
             return square_diameter(float(self.y.lo[0]), float(self.y.hi[0]))
-        if isinstance(self.y, Ball):
-            square = self.y.radius**2
+        if (radius := self.y.ball_radius) is not None:
+            square = radius**2
             cosine = max(-1.0, -1 / (2 * square))
             return float(2 * square * (1 - cosine) + 2 * square**2 * (1 - cosine**2)) ** 0.5
         return float(np.linalg.norm(np.concatenate([self.y.hi - self.y.lo, product_widths(self.y.lo, self.y.hi)])))

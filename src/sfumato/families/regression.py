@@ -9,7 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from sfumato.domain import Ball, Box, Domain, Interval
+from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Array, Family, Parameter
 from sfumato.families.multivariate import check_vector, product_widths
@@ -61,15 +61,16 @@ class LinearRegression(Family):
         given scale independent Normals of standard deviation 10 scale / largest |z_j|, conjugate.
     """
 
-    x: Box | Ball
-    y: Interval
+    x: Domain
+    y: Domain
     intercept: bool = False
 
     exact_diameter = False
 
     def __post_init__(self) -> None:
         check_vector("x", self.x)
-        if not isinstance(self.y, Interval) or not self.y.lo < self.y.hi:
+        line = isinstance(self.y, Domain) and self.y.separable and not self.y.shape and not self.y.discrete
+        if not line or not self.y.lo < self.y.hi:
             raise InvalidInput(f"y must be an Interval such as sf.Interval(-5, 5), got {self.y!r}.")
 
     # -- the family -----------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class LinearRegression(Family):
     @property
     def exact(self) -> bool:  # type: ignore[override]
         """On a box of few dimensions."""
-        return isinstance(self.x, Box) and self.x.size + 1 <= MAX_FACES_DIM
+        return self.x.separable and self.x.size + 1 <= MAX_FACES_DIM
 
     @property
     def exact_ratio(self) -> bool:
@@ -143,10 +144,10 @@ class LinearRegression(Family):
         one, none = np.ones(int(self.intercept)), np.zeros(int(self.intercept))
         lo, hi = np.append(self.x.lo, self.y.lo), np.append(self.x.hi, self.y.hi)
         centre, half, ball = (lo + hi) / 2, (hi - lo) / 2, np.zeros(len(lo))
-        if isinstance(self.x, Ball):
+        if self.x.ball_radius is not None:
             ball[:-1], half[:-1] = 1.0, 0.0
-        radius = self.x.radius if isinstance(self.x, Ball) else 0.0
-        return Solid(np.concatenate([one, centre]), np.concatenate([none, half]), np.concatenate([none, ball]), radius)
+        parts = np.concatenate([one, centre]), np.concatenate([none, half]), np.concatenate([none, ball])
+        return Solid(*parts, self.x.ball_radius or 0.0)
 
     def support(self, v: Array) -> Array:
         """Largest value of a quadratic over the covariates and the outcome."""
@@ -184,9 +185,8 @@ class LinearRegression(Family):
         squares = [(largest - least) ** 2]
         if self.intercept:
             squares.append((hi - lo) ** 2)
-        if isinstance(self.x, Ball):
-            radius = self.x.radius
-            corner = radius**4 * (2.0 if self.x.dim > 1 else 1.0)
+        if (radius := self.x.ball_radius) is not None:
+            corner = radius**4 * (2.0 if self.x.size > 1 else 1.0)
             squares += [corner, (2 * radius * max(abs(lo), abs(hi))) ** 2]
             squares += [2 * (2 * radius) ** 2] if self.intercept else []
         else:

@@ -5,14 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from sfumato.domain import Binary, Domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Array, Family, Parameter
-from sfumato.families.multivariate import MAX_CORNERS_DIM, box_diameter
 from sfumato.families.prior import Joint, Values
 from sfumato.model.base import Record
 
@@ -89,9 +87,8 @@ class Bernoullis(Family):
 
     def whitened_diameter(self, matrix: Array) -> Array:
         r"""Exact to 12 dimensions, and for diagonal A in any: :math:`\lVert A\rVert_F`; else the general bound."""
-        if self.count > MAX_CORNERS_DIM:
-            return super().whitened_diameter(matrix)
-        return box_diameter(np.ones(self.count), matrix)
+        exact = self.domain["y"].image_diameter(matrix)
+        return super().whitened_diameter(matrix) if exact is None else exact
 
     def posterior(self, s_n: Array, n: int) -> Joint:
         r"""Beta(:math:`a_j + S_{n,j},\ b_j + n - S_{n,j}`), independent; for a prior of independent Betas."""

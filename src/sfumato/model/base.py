@@ -19,17 +19,11 @@ from sfumato.errors import InvalidInput, InvalidModel
 Array: TypeAlias = Any
 Record: TypeAlias = Mapping[str, Array]
 
-WHOLE = np.dtype(np.int64)
-"""Type in which models see whole numbers, wherever they are evaluated: in 32 bits the square of 60 000 wraps round. Tables
-store them in the smallest type that holds them."""
-
 
 def input_spec(dim: int, domain: Mapping[str, Domain]) -> tuple[Any, dict[str, Any]]:
     """Shape and type of theta and of one record, for tracing what a model computes. Call with 64 bits enabled."""
     spec: Any = jax.ShapeDtypeStruct
-    return spec((dim,), np.float64), {
-        name: spec(d.shape, WHOLE if d.discrete else np.float64) for name, d in domain.items()
-    }
+    return spec((dim,), np.float64), {name: spec(d.shape, d.dtype) for name, d in domain.items()}
 
 
 class Site(NamedTuple):

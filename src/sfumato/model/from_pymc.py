@@ -17,7 +17,7 @@ import numpy as np
 
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput, InvalidModel
-from sfumato.model.base import WHOLE, Array, Model, Record, Site, check_values, input_spec
+from sfumato.model.base import Array, Model, Record, Site, check_values, input_spec
 from sfumato.model.program import digest
 from sfumato.model.trials import COMPANY, check_pure, check_separate, mixed_company
 from sfumato.tools.quick_jit import HASTE
@@ -251,10 +251,7 @@ def _records(model: Any, columns: Mapping[str, Domain], size: int) -> tuple[list
     """Inputs for the columns of so many records, and what to put in the place of the model's containers."""
     import pytensor.tensor as pt
 
-    inputs = [
-        pt.tensor(name, dtype=str(WHOLE) if d.discrete else "float64", shape=(size, *d.shape))
-        for name, d in columns.items()
-    ]
+    inputs = [pt.tensor(name, dtype=str(d.dtype), shape=(size, *d.shape)) for name, d in columns.items()]
     return inputs, {model[given.name]: given.astype(model[given.name].dtype) for given in inputs}
 
 
@@ -296,7 +293,7 @@ def _terms(
 
     def terms(values: list[Array], records: Record) -> dict[str, Array]:
         # Whole numbers may come in the smallest type that holds them; PyTensor's program was typed beforehand.
-        typed = [jnp.asarray(records[n], dtype=WHOLE if d.discrete else None) for n, d in columns.items()]
+        typed = [jnp.asarray(records[n], dtype=d.dtype if d.discrete else None) for n, d in columns.items()]
         each = dict(zip(names, function(*values, *typed), strict=True))
         return {name: jnp.sum(term, axis=tuple(range(1, jnp.ndim(term)))) for name, term in each.items()}
 

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from sfumato.domain import Box, Categories, Domain
+from sfumato.domain import Domain
 from sfumato.errors import InvalidModel
-from sfumato.model.base import WHOLE, Array
+from sfumato.model.base import Array
 
 Batch: TypeAlias = dict[str, np.ndarray]
 Score: TypeAlias = Callable[[Array, Array, Batch], Mapping[str, Array]]
@@ -32,15 +32,15 @@ def trial_records(domain: Mapping[str, Domain]) -> Batch:
     rng = np.random.default_rng(0)
     blocks = [{name: d.extremes(rng, CORNERS) for name, d in domain.items()}]
     for name, d in domain.items():
-        ends = [d.lo, d.hi] + ([np.zeros(d.shape)] if np.all((d.lo < 0) & (d.hi > 0)) else [])
-        ends = ends if isinstance(d, Box) else ends[2:]
+        zero = np.zeros((1, *d.shape))
+        ends = [*d.corners(), *zero[d.contains(zero) & np.all((d.lo < 0) & (d.hi > 0))]]
         others = {other: d.sample(rng, len(ends)) for other, d in domain.items()}
         blocks += [others | {name: np.stack(ends)}] if ends else []
     blocks.append({name: d.sample(rng, ANYWHERE) for name, d in domain.items()})
     records = {name: np.concatenate([block[name] for block in blocks]) for name in domain}
     for name, d in domain.items():
-        if isinstance(d, Box):
-            records[name][0], records[name][1] = d.lo, d.hi
+        corners = d.corners()[:CORNERS]
+        records[name][: len(corners)] = corners
     return _typed(records, domain)
 
 
@@ -83,7 +83,7 @@ def _batches(records: Batch, size: int) -> Iterator[tuple[Batch, int]]:
 
 
 def _typed(records: Batch, domain: Mapping[str, Domain]) -> Batch:
-    return {name: values.astype(WHOLE) if domain[name].discrete else values for name, values in records.items()}
+    return {name: values.astype(domain[name].dtype) for name, values in records.items()}
 
 
 # -- saying what is the matter ------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def _refuse(possible: np.ndarray, records: Batch, asked: _Explained) -> None:
     for name, d in asked.domain.items():
         if asked.never(name, bad[name], others):
             raise InvalidModel(
-                f"{rule}, and {at} has none where {name} = {_short(bad[name])}, which {_said(d)} contains. "
+                f"{rule}, and {at} has none where {name} = {_short(bad[name])}, which {d.brief} contains. "
                 f"{_cure(name, bad[name], others, asked)}",
                 site=asked.site,
             )
@@ -141,7 +141,7 @@ def _together(bad: Batch, others: Batch, asked: _Explained) -> list[str]:
 def _cure(name: str, value: np.ndarray, others: Batch, asked: _Explained) -> str:
     """A narrower domain of the column in which every value tried has a density."""
     d = asked.domain[name]
-    if not isinstance(d, Box) or d.shape or isinstance(d, Categories):
+    if not d.separable or d.shape or d.nominal:
         return f"Declare a domain of {name!r} inside the support of {asked.kind}, or transform the column."
     low, high = float(d.lo), float(d.hi)
     whole = np.unique(np.round(low + (high - low) * _GRID))
@@ -156,12 +156,6 @@ def _cure(name: str, value: np.ndarray, others: Batch, asked: _Explained) -> str
             ends = f"{_short(values[fine[0]])}, {_short(values[fine[-1]])}"
             return f"Declare for instance sf.{kind}({ends}) for {name!r}{constant}."
     return f"Declare a domain of {name!r} inside the support of {asked.kind}."
-
-
-def _said(domain: Domain) -> str:
-    if isinstance(domain, Box) and not domain.shape and type(domain).__name__ in ("Interval", "Integers"):
-        return f"{type(domain).__name__}({_short(domain.lo)}, {_short(domain.hi)})"
-    return f"its domain {type(domain).__name__}"
 
 
 def _short(value: Any) -> str:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.domain import Box, Domain
+from sfumato.domain import Domain
 from sfumato.errors import InvalidModel
-from sfumato.model.base import WHOLE, Array, Model, Record
+from sfumato.model.base import Array, Model, Record
 from sfumato.model.program import digest, equations
 from sfumato.model.support import check_positive, trial_records
 from sfumato.tools.quick_jit import HASTE
@@ -26,7 +26,7 @@ def synthetic_batch(domain: Mapping[str, Domain], size: int, rng: np.random.Gene
 
 def as_model_input(domain: Domain, values: Array) -> Array:
     """Type a column as models expect it: whole numbers as such (NumPyro indexes with them), the rest as floats."""
-    return values.astype(WHOLE) if domain.discrete else values
+    return values.astype(domain.dtype) if domain.discrete else values
 
 
 def mixed_company(domain: Mapping[str, Domain], rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -35,8 +35,8 @@ def mixed_company(domain: Mapping[str, Domain], rng: np.random.Generator) -> dic
     for name, d in domain.items():
         anywhere, extreme = d.sample(rng, COMPANY), d.extremes(rng, COMPANY)
         mixed = np.where(ends.reshape(-1, *[1] * len(d.shape)), extreme, anywhere)
-        if isinstance(d, Box):
-            mixed[0], mixed[2] = d.lo, d.hi
+        corners = d.corners()[: COMPANY // 2]
+        mixed[::2][: len(corners)] = corners
         half[name] = as_model_input(d, mixed)
     return half
 

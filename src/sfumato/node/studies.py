@@ -123,10 +123,11 @@ def _check_finite(rows: list[list[float]]) -> None:
 
 def load_studies(file: OwnerFile, prepare: Callable[[list[dict[str, Any]]], int]) -> dict[str, ApprovedStudy]:
     """Run the owner's model files and settle every study; `prepare` checks their columns and gives the number of records."""
-    domain = file.domains()
+    models = {name: load_model(entry.model, file.base) for name, entry in file.studies.items()}
+    domain = file.domains()  # after the models: their files may define domains of their own
     found: dict[str, tuple[Any, dict[str, Any]]] = {}
     for name, entry in file.studies.items():
-        model = load_model(entry.model, file.base)
+        model = models[name]
         wanted = entry.columns or (list(model.domain) if isinstance(model, Family) else list(domain))
         missing = [column for column in wanted if column not in domain]
         if missing:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from sfumato.domain import Binary, Box, Categories, Domain
+from sfumato.domain import Domain
 from sfumato.model.base import input_spec
 from sfumato.planner import synthetic
 from sfumato.privacy.statement import careless
@@ -41,7 +41,7 @@ def advice(study: "Study", plan: "Plan") -> str | None:
 
 
 def _off_scale(d: Domain) -> bool:
-    if not isinstance(d, Box) or isinstance(d, Binary | Categories) or np.all(d.lo == d.hi):
+    if not d.separable or d.nominal or np.all(d.lo == d.hi):
         return False
     reach = np.maximum(np.abs(d.lo), np.abs(d.hi))
     return bool(np.any(reach > LARGE_REACH) or np.all(reach < SMALL_REACH))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfumato.domain import Ball, Domain
+from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
 from sfumato.planner import compiled, synthetic
@@ -109,15 +109,9 @@ def _changed(domain: Mapping[str, Domain], parents: synthetic.Batch, rng: np.ran
         fresh = np.where(
             rng.random((size, *[1] * len(column.shape))) < 0.7, column.extremes(rng, size), column.sample(rng, size)
         )
-        if isinstance(column, Ball):  # a vector on a ball turns, entry by entry it would leave the sphere
-            turned = column.clamp(here + 0.4 * column.radius * rng.standard_normal(here.shape))
-            changed = np.where(rng.random((size, 1)) < 0.5, turned, fresh)
-            replaced = rng.random((size, 1)) < 0.5
-        else:
-            changed = fresh
-            replaced = rng.random((size, *column.shape)) < max(1.5 / entries, 0.1)
-        replaced[:number] = False
-        out[name] = as_model_input(column, np.where(replaced, changed, here))
+        changed = column.vary(here, fresh, max(1.5 / entries, 0.1), rng)
+        changed[:number] = here[:number]
+        out[name] = as_model_input(column, changed)
     return out
 
 

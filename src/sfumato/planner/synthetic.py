@@ -42,7 +42,7 @@ def _drawn_in(column: Domain, values: np.ndarray, spread: float) -> np.ndarray:
     if column.discrete or spread == 1.0:
         return values
     middle = (column.lo + column.hi) / 2
-    return np.asarray(middle + spread * (values - middle))
+    return np.asarray(column.clamp(middle + spread * (values - middle)))
 
 
 def silent(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> np.ndarray:

@@ -14,9 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sfumato.domain import UNDECLARED, Box, Domain
+from sfumato.domain import UNDECLARED, Domain
 from sfumato.errors import InvalidData, InvalidInput
-from sfumato.model.base import WHOLE
 from sfumato.vault.blocks import Rows
 from sfumato.vault.closed import closed
 from sfumato.vault.memory import LARGE
@@ -330,7 +329,7 @@ def _check_shape(name: str, values: np.ndarray, domain: Domain) -> None:
     if values.ndim == 0 or values.shape[1:] != domain.shape:
         raise InvalidData(
             f"column {name!r} must have shape (n, {', '.join(map(str, domain.shape))}) to fit its domain "
-            f"{type(domain).__name__}, got {values.shape}."
+            f"{domain.name}, got {values.shape}."
         )
     if values.dtype.kind not in "bifu":
         raise InvalidData(f"column {name!r} must hold numbers, got dtype {values.dtype}; encode it first.")
@@ -350,7 +349,7 @@ def _store(name: str, out: np.ndarray, part: slice, values: np.ndarray, domain: 
 
 def _blank(domain: Domain, n: int, given: np.dtype[Any]) -> np.ndarray:
     """Memory for a column, on a 64-byte boundary so that JAX can use it as it stands instead of copying it."""
-    dtype = _storage(domain, given)
+    dtype = domain.storage(given)
     size = n * domain.size * dtype.itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -365,28 +364,13 @@ def _slices(n: int) -> Iterator[slice]:
 def _check(name: str, values: np.ndarray, domain: Domain, outside: str) -> None:
     if np.any(np.isnan(values)):
         raise InvalidData(f"column {name!r} has missing values (NaN); drop or fill those records.")
-    if (labels := getattr(domain, "labels", None)) is not None and np.any(values == UNDECLARED):
+    if domain.labels is not None and np.any(values == UNDECLARED):
         raise InvalidData(
-            f"column {name!r} has a label that was not declared; declared are {list(labels)!r:.300}, and upper and lower case "
-            "are two. Declare every label, or rename those of the table."
+            f"column {name!r} has a label that was not declared; declared are {list(domain.labels)!r:.300}, and upper and lower "
+            "case are two. Declare every label, or rename those of the table."
         )
     if outside == "refuse" and not np.all(domain.contains(values)):
         raise InvalidData(
-            f"column {name!r} has records outside its domain {type(domain).__name__}; widen the domain, or say "
+            f"column {name!r} has records outside its domain {domain.name}; widen the domain, or say "
             'outside="clamp" to move them to its nearest point.'
         )
-
-
-def _storage(domain: Domain, given: np.dtype[Any]) -> np.dtype[Any]:
-    """Smallest type that holds the column: integers by their range, reals as they came (float32 or float64)."""
-    if domain.discrete and isinstance(domain, Box):
-        return _int_type(domain)
-    return np.dtype(np.float32) if given == np.float32 else np.dtype(np.float64)
-
-
-def _int_type(domain: Domain) -> np.dtype[Any]:
-    for candidate in (np.int8, np.int16, np.int32):
-        info = np.iinfo(candidate)
-        if info.min <= np.min(domain.lo) and np.max(domain.hi) <= info.max:
-            return np.dtype(candidate)
-    return WHOLE

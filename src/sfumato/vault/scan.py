@@ -12,7 +12,6 @@ from sfumato.domain import Domain
 from sfumato.kernel import Heard, Move, State
 from sfumato.kernel.loop import Priced
 from sfumato.model import Model
-from sfumato.model.base import WHOLE
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
 
@@ -63,7 +62,7 @@ def terms(question: Question, records: Rows, theta: Array) -> Array:
 
 def cast_column(domain: Domain, column: Array, precision: str) -> Array:
     """Type a stored column for evaluation: whole numbers as models see them, reals in the chosen precision."""
-    return column.astype(WHOLE if domain.discrete else precision)
+    return column.astype(domain.dtype if domain.discrete else precision)
 
 
 def _sum_cached(question: Question, records: Rows, kept: Array, theta: Array, clamp: lattice.Clamp) -> Any:

@@ -21,13 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.domain import Ball, Domain
+from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import Heard, Move, State
 from sfumato.kernel.loop import Priced
 from sfumato.model import Model
-from sfumato.model.base import WHOLE
 from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
@@ -60,13 +59,7 @@ def evaluation_error(family: Family, root: np.ndarray) -> np.ndarray:
 
 def project(domain: Domain, column: Array) -> Array:
     """Project records onto their domain: a width is a supremum over the domain and over nothing else."""
-    if domain.discrete:
-        return jnp.clip(column.astype(WHOLE), domain.lo.astype(WHOLE), domain.hi.astype(WHOLE))
-    values = column.astype(jnp.float64)
-    if isinstance(domain, Ball):
-        norm = jnp.linalg.norm(values, axis=-1, keepdims=True)
-        return values * jnp.minimum(1.0, domain.radius / jnp.maximum(norm, 1e-300))
-    return jnp.clip(values, domain.lo, domain.hi)
+    return domain.project(column)
 
 
 def coordinate_ranges(family: Family, root: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray]:

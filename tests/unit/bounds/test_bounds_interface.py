@@ -91,7 +91,7 @@ def test_on_a_ball_the_dual_bound_is_close_to_the_optimum() -> None:
             q, u = rng.normal(size=(2, 4))
             t = rng.uniform(-0.9, 0.9) * np.linalg.norm(u)
             atoms = Atoms()
-            atoms.add_ball(1.0, 4)
+            atoms.add_body(Ball(1.0, 4).support, (4,), Interval(-np.ones(4), np.ones(4)))
             atoms.axes = [Axis(jnp.asarray(u), Interval(jnp.asarray(t), jnp.asarray(t)))]
             along = q @ u / (u @ u)
             across = np.linalg.norm(q - along * u)
