@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo consortium test check chaos lint types bench reference lock clean
+.PHONY: setup demo consortium test quick check chaos lint types bench reference lock clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,10 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+# The tests a change needs most (QUICK in tests/conftest.py): under two minutes once the programs are compiled.
+quick: setup
+	$(BIN)/pytest --quick tests/unit tests/privacy tests/statistical tests/docs tests/golden
 
 check: lint types test
 
