@@ -33,7 +33,7 @@ types: setup
 
 # The tests a change needs most (QUICK in tests/conftest.py): under two minutes once the programs are compiled.
 quick: setup
-	$(BIN)/pytest --quick tests/unit tests/privacy tests/statistical tests/docs tests/golden
+	$(BIN)/pytest --quick
 
 check: lint types test
 

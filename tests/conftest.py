@@ -74,14 +74,23 @@ QUICK = (
     "test_golden.py::test_a_run_is_what_it_was[table-model-langevin]",
     "test_golden.py::test_a_run_is_what_it_was[owners-categorical-langevin]",
     "test_golden.py::test_a_run_is_what_it_was[bundle-categorical-guided]",
+    "test_golden.py::test_a_run_is_what_it_was[node-bern-guided]",
 )
-"""What `--quick` keeps: the rules that are not negotiable, the money, what survives, and a golden run of each road in process."""
+"""What `--quick` keeps: the rules that are not negotiable, the money, what survives, and a golden run of each road."""
 
 GROWN = 1 << 30  # bytes; a worker begins with a third of that
 
 
 def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help="only the tests a change needs most (`make quick`)")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files of which nothing is quick are not even imported."""
+    quick = [name.split("::")[0].removesuffix(".py") for name in QUICK]
+    if config.getoption("--quick") and collection_path.name.startswith("test_"):
+        return True if not any(name in str(collection_path) for name in quick) else None
+    return None
 
 
 def pytest_collection_modifyitems(config, items):
