@@ -31,7 +31,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-# The tests a change needs most (QUICK in tests/conftest.py): under two minutes once the programs are compiled.
+# The tests a change needs most (QUICK in tests/conftest.py), meant for two minutes once the programs are compiled.
 quick: setup
 	$(BIN)/pytest --quick
 

@@ -59,7 +59,6 @@ QUICK = (
     "unit/test_ledger",
     "unit/test_journal",
     "unit/test_packing",
-    "unit/test_verdict",
     "unit/test_studyfile",
     "unit/node/test_config",
     "unit/node/test_tokens",
