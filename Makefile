@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo consortium test check chaos lint types bench lock clean
+.PHONY: setup demo consortium test quick check chaos lint types bench reference lock clean
 
 setup: $(STAMP)
 
@@ -25,11 +25,15 @@ test: setup
 	$(BIN)/pytest
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/reference
+	$(BIN)/ruff format --check src tests benchmarks examples docs/reference
 
 types: setup
 	$(BIN)/mypy
+
+# The tests a change needs most (QUICK in tests/conftest.py), meant for two minutes once the programs are compiled.
+quick: setup
+	$(BIN)/pytest --quick
 
 check: lint types test
 
@@ -39,6 +43,10 @@ chaos: setup
 
 bench: setup
 	$(BIN)/python benchmarks/speed.py
+
+# The pages of keys in docs/reference, from the declarations in the code.
+reference: setup
+	$(BIN)/python docs/reference/write.py
 
 # Names, versions and hashes only: no registry is named in the lock.
 lock:

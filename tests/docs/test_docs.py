@@ -108,6 +108,18 @@ def test_every_command_is_in_the_readme():
         assert f"`sfumato {name}" in readme or f"| {name}" in readme or name in readme, name
 
 
+def test_the_reference_of_keys_is_what_the_code_declares():
+    """`make reference` writes both pages; a key that was added or changed without it fails here."""
+    import runpy
+
+    folder = ROOT / "docs" / "reference"
+    written = runpy.run_path(str(folder / "write.py"))["pages"]()
+    assert {page.name: page.read_text() for page in folder.glob("*.md")} == written
+    cells = [row.split(" | ") for text in written.values() for row in text.splitlines() if row.startswith("| ")]
+    assert len(cells) > 70
+    assert all(meaning.rstrip(" |") for _, _, _, meaning in cells)
+
+
 def test_dependencies_are_explained_one_by_one():
     import tomllib
 

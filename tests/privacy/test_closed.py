@@ -221,7 +221,7 @@ ledger.account.Level ledger.answers.Answer ledger.book.AccountState ledger.book.
 ledger.journal._Known ledger.journal.Journal ledger.journal.JournalledAccount ledger.store.Store ledger.verify.Verification
 ledger.verify._Account ledger.verify._Block ledger.verify._Batch ledger.verify._Replay noise.Source noise.OpenDPSource
 langevin.Corrections reference.Point reference.Remainders reference.Sums reference.ReferenceQuestion scan.Question scan.Ratios
-shards.Piece shards.Shard statistics.Terms statistics.Shape
+ray_table.RayTable shards.Piece shards.Shard statistics.Terms statistics.Shape
 sufficient.Known sufficient.ScalarQuestion sufficient.Scalars vault.Chunk
 """
 """Classes of the vault that hold questions, prices, what was released, or nothing: no record, no exact sum, no unused noise."""

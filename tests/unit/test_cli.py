@@ -392,7 +392,7 @@ def test_wrong_usage(capsys):
 
 
 def test_foreign_exceptions_are_told_by_type_only(capsys, tmp_path, monkeypatch):
-    from sfumato import studyfile
+    from sfumato.files import study as studyfile
 
     def broken(path):
         raise RuntimeError("patient 17 is ill")

@@ -1,12 +1,14 @@
 """Study files: what is accepted, what is refused, and that every refusal names its key and the next step."""
 
+import inspect
 from pathlib import Path
 
 import pytest
 
 from sfumato import bounds, domain
 from sfumato.errors import InvalidInput, InvalidModel, LedgerError
-from sfumato.files.study import STUDY_KEYS, load_model, read_study
+from sfumato.files.schema import keys
+from sfumato.files.study import PLAN_OPTIONS, SAMPLE_OPTIONS, Settings, load_model, read_study
 
 GOOD = """
 [study]
@@ -51,10 +53,21 @@ def test_a_good_study(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("epsilon = 1.0", "epsilom = 1.0"), ["[study]", "'epsilom'", "allowed are", "epsilon"]),
+        (
+            ("epsilon = 1.0", "epsilom = 1.0"),
+            ["[study] of", "study.toml", "'epsilom'", "did you mean 'epsilon'", "allowed are model"],
+        ),
         (("delta = 1e-6\n", ""), ["[study]", "delta", "must choose"]),
         (("epsilon = 1.0", 'epsilon = "1"'), ["epsilon", "a number", "'1'"]),
         (("epsilon = 1.0", "epsilon = true"), ["epsilon", "a number"]),
+        (("epsilon = 1.0", "epsilon = -1"), ["epsilon in [study] of", "above 0", "got -1", "The guarantee"]),
+        (("delta = 1e-6", "delta = 1.0"), ["delta in [study] of", "above 0 and below 1", "got 1.0"]),
+        (("epsilon = 1.0\ndelta = 1e-6\n", ""), ["[study]", "epsilon and delta", "must choose"]),
+        (('model = "model.py:coin"', ""), ["[study] of", "must state model", "no default", "model.py:coin"]),
+        (("[study]", "[data.study]"), ["must have a table [study]"]),
+        (("[data]", "[guess]"), ["must have a table [data]"]),
+        (("[study]", "base = 3\n[study]"), ["base in", "study.toml", "text in quotes", "got 3"]),
+        (("epsilon = 1.0", "epsilon = 1.0\noutside = 'drop'"), ["outside in [study]", "clamp, refuse", "'drop'"]),
         (("epsilon = 1.0", "epsilon = 1.0\nchains = 2.5"), ["chains", "a whole number", "2.5"]),
         (("epsilon = 1.0", "epsilon = 1.0\ncheckpoint = true"), ["checkpoint", "leave the line out"]),
         (("epsilon = 1.0", "epsilon = 1.0\nledger = { file = 'x' }"), ["ledger", "'file'", "path"]),
@@ -66,9 +79,11 @@ def test_a_good_study(tmp_path):
         (("[study]", "[study"), ["not valid TOML", "line 2"]),
         (
             ("[domain.y]", "[sensitivity]\nkind = 'magic'\n[domain.y]"),
-            ["[sensitivity]", "certify, clip, lipschitz", "'magic'"],
+            ["kind in [sensitivity] of", "certify, clip, lipschitz", "'magic'"],
         ),
         (("[domain.y]", "[sensitivity]\nkind = 'clip'\nboud = 1\n[domain.y]"), ["[sensitivity]", "'boud'", "bound"]),
+        (("[domain.y]", "[sensitivity]\nkind = 'clip'\nnorm = 1\n[domain.y]"), ["[sensitivity]", "norm", "bound"]),
+        (("[domain.y]", "[sensitivity]\nkind = 'lipschitz'\n[domain.y]"), ["[sensitivity]", "constant"]),
     ],
 )
 def test_refusals_name_the_key_and_the_way_out(tmp_path, change, words):
@@ -160,14 +175,17 @@ def test_a_model_file_that_raises_is_told_by_type_and_line_only(tmp_path):
 
 def test_every_setting_reaches_the_sampler_or_is_used_here():
     """A key that parses and then does nothing would be a silent default."""
-    import inspect
-
-    from sfumato.files.study import SAMPLE_OPTIONS
-    from sfumato.run.sampling import sample
-
     used_here = {"name", "model", "epsilon", "delta", "ledger", "checkpoint"}
-    assert set(STUDY_KEYS) == used_here | set(SAMPLE_OPTIONS)
-    assert set(SAMPLE_OPTIONS) <= set(inspect.signature(sample).parameters)
+    assert set(Settings.__struct_fields__) == used_here | set(SAMPLE_OPTIONS)
+
+
+def test_the_defaults_of_the_reference_are_those_of_the_library():
+    from sfumato.run.sampling import plan, sample
+
+    declared = {name: key.default for name, key in keys(Settings).items()}
+    for function, names in ((sample, SAMPLE_OPTIONS), (plan, PLAN_OPTIONS)):
+        parameters = inspect.signature(function).parameters
+        assert {name: declared[name] for name in names} == {name: parameters[name].default for name in names}
 
 
 # -- public examples ------------------------------------------------------------------------------------------------------

@@ -40,13 +40,16 @@ def audit(
         raise InvalidInput(
             "an audit asks no node, and this study leaves the domain to its node; state it in [domain.*] tables."
         )
+    epsilon, delta = file.settings.epsilon, file.settings.delta
+    if epsilon is None or delta is None:
+        raise InvalidInput("an audit attacks one promise, and this study leaves it to each owner; state it in [study].")
     options: dict[str, Any] = file.options(OPTIONS)
-    given = {"n": file.data.get("n") if n is None else n, "kernel": kernel}
+    given = {"n": file.n if n is None else n, "kernel": kernel}
     options |= {name: value for name, value in given.items() if value is not None}
     from sfumato.auditor import audit as attack
 
     found = attack(
-        model, domain, epsilon=file.settings["epsilon"], delta=file.settings["delta"],
+        model, domain, epsilon=epsilon, delta=delta,
         sensitivity=file.sensitivity(), guess=file.guess, trials=trials, confidence=confidence, seed=seed, **options,
     )  # fmt: skip
     if as_json:

@@ -113,7 +113,7 @@ def _request(
 
         file = read_study(study)
         stated = {"data": file.data_path, "columns": file.columns or None}
-        stated |= {name: file.settings.get(name) for name in ("epsilon", "delta", "outside")}
+        stated |= {name: getattr(file.settings, name) for name in ("epsilon", "delta", "outside")}
         given |= {name: value for name, value in stated.items() if given[name] is None}
     missing = [f"--{name}" for name in ("family", "data", "epsilon", "delta") if given[name] is None]
     if missing:

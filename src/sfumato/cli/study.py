@@ -40,8 +40,8 @@ def plan(
 
     with file.source() if answered else nullcontext() as source:
         made = make_plan(
-            file.model(), source, n=records, domain=file.domain(), epsilon=file.settings.get("epsilon"),
-            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess, example=file.example(),
+            file.model(), source, n=records, domain=file.domain(), epsilon=file.settings.epsilon,
+            delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess, example=file.example(),
             **file.options(PLAN_OPTIONS),
         )  # fmt: skip
     if as_json:
@@ -77,12 +77,12 @@ def run(
     from sfumato.run.sampling import sample
 
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
-    options |= {"n": file.data["n"]} if "n" in file.data and not file.remote else {}
+    options |= {"n": file.n} if file.n is not None and not file.remote else {}
     telling = _telling_the_way_on(checkpoint, out, as_json)
     with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
-            out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.get("epsilon"),
-            delta=file.settings.get("delta"), sensitivity=file.sensitivity(), guess=file.guess,
+            out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.epsilon,
+            delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess,
             example=file.example(), ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
     hand_over(drawn, checkpoint, out, file.name, as_json)
@@ -142,8 +142,8 @@ def _prepare(file: "StudyFile", out: Path) -> Path | None:
         raise InvalidInput(
             f"the folder {out} already holds a finished run, which is never overwritten; choose another --out."
         )
-    stated = file.settings.get("checkpoint", True)
-    checkpoint = (out / "checkpoint" if stated is True else file.base / stated) if stated is not False else None
+    stated = file.settings.checkpoint
+    checkpoint = None if stated is False else out / "checkpoint" if stated is None else file.base / str(stated)
     if checkpoint is not None and (checkpoint / "run.json").exists():
         raise CheckpointError(
             f"{checkpoint} already holds a run; go on with `sfumato resume {checkpoint}`, or choose another --out."

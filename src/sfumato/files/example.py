@@ -15,21 +15,20 @@ FILE = "data"
 """The key whose text is the path of a CSV file; every other key is a column."""
 
 
-def check_example(raw: Mapping[str, Any]) -> dict[str, Any]:
+def check_example(raw: Mapping[str, Any]) -> None:
     """Check an `[example]`: a path, or columns that are lists."""
     if isinstance(raw.get(FILE), str):
         if len(raw) > 1:
             raise InvalidInput(
                 f"[example] must have {FILE} = a path, or columns, not both; got {sorted(set(raw) - {FILE})} besides."
             )
-        return dict(raw)
+        return
     for name, values in raw.items():
         if not isinstance(values, list) or not values:
             raise InvalidInput(
                 f"[example] must have columns of public records, such as {name} = [0.1, 0.7], or {FILE} = the path of a CSV "
                 f"file; got {name} = {values!r:.80}."
             )
-    return dict(raw)
 
 
 def read_example(

@@ -1,56 +1,153 @@
 """`study.toml`: a study written down, so that it can be read, reviewed and run again.
 
-Relative paths start from the folder of the file (or from `base`, which the copy in an output folder carries). A key
-that is not known is an error: a misspelt `epsilon` must not be a silent default.
+Relative paths start from the folder of the file (or from `base`, which the copy in an output folder carries).
 """
 
 import os
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from sfumato.errors import InvalidInput, InvalidModel
+from sfumato.files import tables
 from sfumato.files.example import check_example, read_example
-from sfumato.files.owners import check_ledger, check_owners, needs_domain, open_ledger, open_owners
+from sfumato.files.owners import LedgerKey, TableOwner, check_promise, open_ledger, read_owners
+from sfumato.files.schema import Count, Positive, Share, Table, Where, load, read
+from sfumato.files.tables import Column, Outside, Precision, Sensitivity
 
-TABLES = ("base", "study", "data", "owners", "domain", "guess", "example", "sensitivity")
-DATA_KEYS = ("path", "n", "node", "certificate")
 TOKEN = "SFUMATO_TOKEN"  # noqa: S105 (a variable's name)
 """The environment variable that holds a node's token: a study file is read by others."""
-SENSITIVITY_KEYS = {"certify": (), "clip": ("bound", "per_step"), "lipschitz": ("constant", "norm")}
-
-Kinds: TypeAlias = tuple[type, ...]
-NUMBER: Kinds = (float, int)
-WHOLE: Kinds = (int,)
-TEXT: Kinds = (str,)
-FLAG: Kinds = (bool,)
-_WORDS: dict[Kinds, str] = {NUMBER: "a number", WHOLE: "a whole number", TEXT: "text in quotes", FLAG: "true or false"}
-STUDY_KEYS: dict[str, Kinds] = {
-    "name": TEXT,
-    "model": TEXT,
-    "epsilon": NUMBER,
-    "delta": NUMBER,
-    "kernel": TEXT,
-    "chains": WHOLE,
-    "outside": TEXT,
-    "precision": TEXT,
-    "seed": WHOLE,
-    "force": FLAG,
-    "iterations": WHOLE,
-    "max_iterations": WHOLE,
-    "pilot_share": NUMBER,
-    "truncate": NUMBER,
-    "ledger": (str, dict),
-    "checkpoint": (str, bool),
-}
-_WORDS[STUDY_KEYS["ledger"]] = 'a path in quotes, or { path = "...", epsilon = ..., delta = ... }'
-_WORDS[STUDY_KEYS["checkpoint"]] = "a path in quotes, or false"
 PLAN_OPTIONS = ("kernel", "chains", "max_iterations", "pilot_share", "truncate")
 SAMPLE_OPTIONS = (*PLAN_OPTIONS, "outside", "precision", "seed", "force", "iterations")
+
+
+class Settings(Table, frozen=True):
+    """What is asked, for how much, and how.
+
+    Attributes
+    ----------
+    model
+        File and function, such as "model.py:coin": a NumPyro model whose arguments are the columns, or a family.
+    name
+        Title of the study; the name of the file by default.
+    epsilon
+        The guarantee for everything the run releases; you must choose it, unless every owner has its own.
+    delta
+        Given with epsilon; well below 1 / number of people.
+    kernel
+        How the chains move: auto, langevin, guided, componentwise or random-walk; auto lets the plan choose.
+    chains
+        Chains, which share the budget.
+    outside
+        What happens to records outside the domain.
+    precision
+        How records are evaluated; float32 is faster, never less private.
+    seed
+        Drives proposals and decisions only, drawn anew by default; the noise has no seed.
+    force
+        Sample even if the plan says that the chain cannot mix.
+    iterations
+        Steps per chain; as many as the budget pays for by default.
+    max_iterations
+        Steps per chain at the most; as the plan finds by default.
+    pilot_share
+        Share of the budget for the pilot, which finds the start; as the plan finds by default.
+    truncate
+        Bound on each coordinate's move (the paper's Assumption 4); none by default.
+    ledger
+        A ledger's path, or { path = "...", epsilon = ..., delta = ... }: one budget for many runs on these people.
+    checkpoint
+        A folder, or false: every chunk is kept there, by default in the output folder, and a run can go on from it.
+    """
+
+    model: str
+    name: str | None = None
+    epsilon: Positive | None = None
+    delta: Share | None = None
+    kernel: str = "auto"
+    chains: Count = 4
+    outside: Outside = "refuse"
+    precision: Precision = "float64"
+    seed: int | None = None
+    force: bool = False
+    iterations: Count | None = None
+    max_iterations: Count | None = None
+    pilot_share: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    truncate: Positive | None = None
+    ledger: LedgerKey = None
+    checkpoint: str | bool | None = None
+
+    def __post_init__(self) -> None:
+        check_promise(self.epsilon, self.delta)
+        if self.checkpoint is True:
+            raise InvalidInput(
+                "checkpoint is on anyway, in the output folder; leave the line out, or give a path, or false."
+            )
+
+
+class Data(Table, frozen=True):
+    """Where the records are, if one owner has them: a table on this machine, or a node.
+
+    Attributes
+    ----------
+    path
+        Parquet or CSV file; only the vault opens it.
+    n
+        Number of records: public; `sfumato plan` needs it, and a table that has another is refused.
+    node
+        Address of an owner's node, https://host:port, in place of path; the token is in SFUMATO_TOKEN.
+    certificate
+        The certificate to trust, where the node's owner signs its own.
+    """
+
+    path: str | None = None
+    n: Count | None = None
+    node: str | None = None
+    certificate: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.node is None):
+            raise InvalidInput(
+                '[data] must have a path in quotes, like path = "people.parquet", or node = "https://host:port"; not both.'
+            )
+
+
+class StudyTables(Table, frozen=True):
+    """A study file. It has `[study]`, and `[data]` or `[[owners]]`; a table on this machine needs `[domain.NAME]` too.
+
+    Attributes
+    ----------
+    study
+        What is asked, for how much, and how.
+    base
+        The folder that relative paths start from, seen from that of the file.
+    data
+        Where the records are, if one owner has them.
+    owners
+        Several owners in place of [data], one table [[owners]] for each.
+    domain
+        Where a record lives, one table for each argument of the model; a node brings its own.
+    guess
+        Public knowledge for planning: a value for each parameter, p = 0.5.
+    example
+        Public records for planning: columns, y = [0, 1, 1], or data = "public.csv" with the same raw columns.
+    sensitivity
+        How far one record can move an answer.
+    """
+
+    study: Settings
+    base: str = "."
+    data: Data | None = None
+    owners: list[dict[str, Any]] | None = None
+    domain: dict[str, Column] = {}
+    guess: dict[str, Any] = {}
+    example: dict[str, Any] = {}
+    sensitivity: Sensitivity = Sensitivity()
 
 
 @dataclass(frozen=True)
@@ -59,104 +156,116 @@ class StudyFile:
 
     Attributes
     ----------
-    path, base
-        The file, and the folder that relative paths start from.
-    settings
-        The `[study]` table.
-    data, owners
-        Where the records are: one table `[data]`, or several `[[owners]]`.
+    path
+        The file.
+    tables
+        What it says.
+    owners
+        Its `[[owners]]`, read; none where the records are those of `[data]`.
+    stated
+        Which keys of `[study]` it has.
     """
 
     path: Path
-    base: Path
-    settings: dict[str, Any]
-    data: dict[str, Any]
-    domain_specs: dict[str, dict[str, Any]]
-    columns: dict[str, Any]
-    guess: dict[str, Any] | None
-    sensitivity_spec: dict[str, Any] = field(default_factory=dict)
-    owners: tuple[dict[str, Any], ...] = ()
-    example_spec: dict[str, Any] = field(default_factory=dict)
+    tables: StudyTables
+    owners: tuple[Any, ...]
+    stated: frozenset[str]
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths start from."""
+        return self.path.parent / self.tables.base
+
+    @property
+    def settings(self) -> Settings:
+        """The `[study]` table."""
+        return self.tables.study
 
     @property
     def name(self) -> str:
         """Title of the study."""
-        return str(self.settings.get("name", self.path.stem))
+        return self.path.stem if self.settings.name is None else self.settings.name
 
     @property
     def data_path(self) -> Path:
         """Where the records lie, if they lie in a file here."""
-        if "path" not in self.data:
+        if self.tables.data is None or self.tables.data.path is None:
             raise InvalidInput(
                 f"{self.path} names no table of its own (path in [data]): its records are with their owners."
             )
-        return self.base / str(self.data["path"])
+        return self.base / self.tables.data.path
+
+    @property
+    def n(self) -> int | None:
+        """Number of records that the table must have, as stated."""
+        return self.tables.data.n if self.tables.data is not None else None
 
     @property
     def remote(self) -> bool:
         """Whether the records are behind an owner's node."""
-        return "node" in self.data
+        return self.tables.data is not None and self.tables.data.node is not None
 
     @contextmanager
     def source(self) -> Iterator[Any]:
         """What takes the place of data: the path of a file, the owner at a node, or a list of owners."""
         with ExitStack() as stack:
             if self.owners:
-                yield open_owners(self.owners, self.base, self.columns, stack)
+                yield [owner.open(self.base, self.columns, stack) for owner in self.owners]
             else:
-                yield self._node() if self.remote else self.data_path
+                yield self._node(self.tables.data) if self.remote else self.data_path
 
-    def _node(self) -> Any:
+    def _node(self, data: Any) -> Any:
         token = os.environ.get(TOKEN, "")
         if not token:
-            raise InvalidInput(f"{self.data['node']} wants a token; put the one its owner gave you into {TOKEN}.")
+            raise InvalidInput(f"{data.node} wants a token; put the one its owner gave you into {TOKEN}.")
         from sfumato.owners.remote import connect
 
-        stated = self.data.get("certificate")
-        return connect(self.data["node"], token=token, certificate=None if stated is None else str(self.base / stated))
+        trusted = None if data.certificate is None else str(self.base / data.certificate)
+        return connect(data.node, token=token, certificate=trusted)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Which raw columns of the table make up each name."""
+        return tables.columns(self.tables.domain)
 
     def domain(self) -> dict[str, Any] | None:
         """Domains, built; None leaves them to the owner of a node."""
-        from sfumato.domain import from_dict
-
-        if not self.domain_specs:  # only where nodes bring their own
-            return None
-        return {name: _named(f"domain.{name}", from_dict, spec) for name, spec in self.domain_specs.items()}
+        return tables.domains(self.tables.domain) or None
 
     def model(self) -> Any:
         """Import the model function."""
-        return load_model(self.settings["model"], self.base)
+        return load_model(self.settings.model, self.base)
 
     def sensitivity(self) -> Any:
         """How widths are known: "certify", or an object that states them."""
-        from sfumato.bounds import Clip, Lipschitz
+        return self.tables.sensitivity.method()
 
-        rest = {key: value for key, value in self.sensitivity_spec.items() if key != "kind"}
-        kind = self.sensitivity_spec.get("kind", "certify")
-        stated: dict[str, Any] = {"clip": Clip, "lipschitz": Lipschitz}
-        return stated[kind](**rest) if kind in stated else "certify"
+    @property
+    def guess(self) -> dict[str, Any] | None:
+        """Public knowledge for planning."""
+        return self.tables.guess or None
 
     def open_ledger(self) -> Any:
         """Open the shared ledger, or None. One that is missing is made only if its own epsilon and delta are stated."""
-        given = self.settings.get("ledger")
-        return None if given is None else open_ledger(given, self.base)
+        return open_ledger(self.settings.ledger, self.base)
 
     def example(self) -> dict[str, Any] | None:
         """Public records for planning, or None: those in the file, or those of the CSV file it names."""
-        private = [self.base / str(spec["path"]) for spec in (self.data, *self.owners) if "path" in spec]
-        return read_example(self.example_spec, self.base, private, self.domain(), self.columns)
+        paths = [owner.path for owner in self.owners if isinstance(owner, TableOwner)]
+        private = [self.base / path for path in paths] + ([] if self.owners or self.remote else [self.data_path])
+        return read_example(self.tables.example, self.base, private, self.domain(), self.columns)
 
     def records(self) -> int:
         """Give the number of records as stated: it is public, but the file itself is opened by the vault alone."""
-        if "n" not in self.data:
+        if self.n is None:
             raise InvalidInput(
                 "a plan needs the number of records and opens no data file; add n = ... to [data], or pass --n."
             )
-        return int(self.data["n"])
+        return self.n
 
     def options(self, names: Iterable[str]) -> dict[str, Any]:
         """Those settings that were stated, for passing on: what was not stated keeps the library's default."""
-        return {name: self.settings[name] for name in names if name in self.settings}
+        return {name: getattr(self.settings, name) for name in names if name in self.stated}
 
     def copy_to(self, folder: Path) -> Path:
         """Write a copy that still finds its model and data from another folder."""
@@ -173,51 +282,31 @@ def read_study(path: str | Path) -> StudyFile:
     Raises
     ------
     InvalidInput
-        The file is missing or no TOML, or a key is missing, unknown or of the wrong type.
+        The file is missing or no TOML, or a key is missing, unknown, or has a value outside its rule.
     """
     path = Path(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(
-            f"no study can be read at {path} ({error.strerror}); give the path of a study.toml."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is not valid TOML: {error}. Correct that place.") from None
-    _check_keys("the file", raw, TABLES)
-    if "data" in raw and "owners" in raw:
+    raw = load(path, "study", "give the path of a study.toml")
+    stated = read(Where(str(path)), raw, StudyTables)
+    if stated.data is not None and stated.owners is not None:
         raise InvalidInput(f"{path} must have [data] or [[owners]], not both.")
-    for name in _needed(raw):
-        if not isinstance(raw.get(name), dict) or not raw[name]:
-            raise InvalidInput(
-                f"{path} must have a table [{name}]; see examples/01_coin/study.toml for a complete one."
-            )
-    base = raw.get("base", ".")
-    if not isinstance(base, str):
-        raise InvalidInput(f"base must be {_WORDS[TEXT]}, got {base!r}.")
-    specs, columns = _domain(_table("domain", raw.get("domain")))
-    return StudyFile(
-        path=path,
-        base=path.parent / base,
-        settings=_study(raw["study"], promised="owners" not in raw),
-        data=_data(raw["data"]) if "data" in raw else {},
-        domain_specs=specs,
-        columns=columns,
-        guess=_table("guess", raw.get("guess")) or None,
-        sensitivity_spec=_sensitivity(_table("sensitivity", raw.get("sensitivity"))),
-        owners=check_owners(raw["owners"], raw["study"]) if "owners" in raw else (),
-        example_spec=check_example(_table("example", raw.get("example"))),
+    owners = () if stated.owners is None else read_owners(str(path), stated.owners, raw["study"])
+    local = any(isinstance(owner, TableOwner) for owner in owners) or (
+        stated.data is not None and stated.data.path is not None
     )
+    if stated.data is None and not owners:
+        raise _lacks(path, "data")
+    if local and not stated.domain:
+        raise _lacks(path, "domain")
+    if not owners and stated.study.epsilon is None:
+        raise InvalidInput(
+            f"[study] of {path} must state epsilon and delta; they have no default, because the owner must choose them."
+        )
+    check_example(stated.example)
+    return StudyFile(path, stated, owners, frozenset(raw["study"]))
 
 
-def _needed(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """Tables that a file must have: where records live is the study's to say, unless all of them are behind nodes."""
-    if "owners" in raw:
-        listed = raw["owners"] if isinstance(raw["owners"], list) else []
-        local = needs_domain([spec for spec in listed if isinstance(spec, dict)])
-        return ("study", "domain") if local else ("study",)
-    remote = isinstance(raw.get("data"), dict) and "node" in raw["data"]
-    return ("study", "data") if remote else ("study", "data", "domain")
+def _lacks(path: Path, name: str) -> InvalidInput:
+    return InvalidInput(f"{path} must have a table [{name}]; see examples/01_coin/study.toml for a complete one.")
 
 
 def load_model(reference: str, base: Path) -> Any:
@@ -249,86 +338,6 @@ def load_model(reference: str, base: Path) -> Any:
             f"{path.name} has no function {function!r}; name a function, a family or an sf.Model that it defines."
         )
     return model
-
-
-# -- checks, table by table -------------------------------------------------------------------------------------------
-
-
-def _study(raw: dict[str, Any], promised: bool) -> dict[str, Any]:
-    _check_keys("[study]", raw, STUDY_KEYS)
-    for needed in ("model", "epsilon", "delta") if promised else ("model",):
-        if needed not in raw:
-            raise InvalidInput(f"[study] must state {needed}; it has no default, because the owner must choose it.")
-    for key, value in raw.items():
-        kinds = STUDY_KEYS[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise InvalidInput(f"{key} in [study] must be {_WORDS[kinds]}, got {value!r}.")
-    if "ledger" in raw:
-        check_ledger("[study]", raw["ledger"])
-    if raw.get("checkpoint") is True:
-        raise InvalidInput(
-            "checkpoint is on anyway, in the output folder; leave the line out, or give a path, or false."
-        )
-    return raw
-
-
-def _data(raw: dict[str, Any]) -> dict[str, Any]:
-    _check_keys("[data]", raw, DATA_KEYS)
-    where = [key for key in ("path", "node") if isinstance(raw.get(key), str)]
-    if len(where) != 1 or any(not isinstance(raw.get(key, ""), str) for key in ("path", "node", "certificate")):
-        raise InvalidInput(
-            '[data] must have a path in quotes, like path = "people.parquet", or node = "https://host:port"; not both.'
-        )
-    if "n" in raw and (not isinstance(raw["n"], int) or isinstance(raw["n"], bool)):
-        raise InvalidInput(f"n in [data] must be {_WORDS[WHOLE]}, got {raw['n']!r}.")
-    return raw
-
-
-def _domain(raw: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Split what a domain is from which raw columns it is made of."""
-    specs, columns = {}, {}
-    for name, spec in raw.items():
-        table = _table(f"domain.{name}", spec)
-        if "columns" in table:
-            wanted = table["columns"]
-            if not isinstance(wanted, str) and not (
-                isinstance(wanted, list) and all(isinstance(c, str) for c in wanted)
-            ):
-                raise InvalidInput(
-                    f"columns in [domain.{name}] must be a column's name or a list of names, got {wanted!r}."
-                )
-            columns[name] = wanted
-        specs[name] = {key: value for key, value in table.items() if key != "columns"}
-    return specs, columns
-
-
-def _sensitivity(raw: dict[str, Any]) -> dict[str, Any]:
-    kind = raw.get("kind", "certify")
-    if kind not in SENSITIVITY_KEYS:
-        raise InvalidInput(f"kind in [sensitivity] must be one of {', '.join(SENSITIVITY_KEYS)}; got {kind!r}.")
-    _check_keys("[sensitivity]", raw, ("kind", *SENSITIVITY_KEYS[kind]))
-    return raw
-
-
-def _table(name: str, raw: Any) -> dict[str, Any]:
-    if raw is not None and not isinstance(raw, dict):
-        raise InvalidInput(f"{name} must be a table, [{name}], got {raw!r}.")
-    return dict(raw or {})
-
-
-def _check_keys(where: str, raw: Mapping[str, Any], allowed: Iterable[str]) -> None:
-    unknown = [key for key in raw if key not in tuple(allowed)]
-    if unknown:
-        names = ", ".join(repr(key) for key in unknown)
-        raise InvalidInput(f"{where} does not know the key {names}; allowed are {', '.join(allowed)}.")
-
-
-def _named(where: str, build: Any, spec: dict[str, Any]) -> Any:
-    """Say in which table of the file a domain went wrong."""
-    try:
-        return build(spec)
-    except InvalidInput as error:
-        raise InvalidInput(f"in [{where}]: {error}") from None
 
 
 def _line(error: BaseException, path: Path) -> str:

@@ -2,14 +2,16 @@
 
 import ipaddress
 import re
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Meta
 
 from sfumato.errors import InvalidInput
+from sfumato.files import tables
+from sfumato.files.schema import Count, Positive, Share, Table, Where, keys, load, read
+from sfumato.files.tables import Column, Outside, Precision, Sensitivity
 from sfumato.vault.ray_table import RayTable
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -17,19 +19,36 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
-Positive = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(ge=1)]
 
+class Budget(Table, frozen=True):
+    """A guarantee: (epsilon, delta).
 
-class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """A guarantee: (epsilon, delta)."""
+    Attributes
+    ----------
+    epsilon
+        Epsilon of the cap; between 0.1 and 10 is usual.
+    delta
+        Delta of the cap; well below 1 / number of records.
+    """
 
     epsilon: Positive
-    delta: Annotated[float, Meta(gt=0, lt=1)]
+    delta: Share
 
 
-class Budgets(Struct, frozen=True, forbid_unknown_fields=True):
-    """Caps, nested: everything that ever leaves, one analyst, one study of one analyst."""
+class Budgets(Table, frozen=True):
+    """Caps, nested: everything that ever leaves, one analyst, one study of one analyst. Fixed for the life of the ledger.
+
+    Attributes
+    ----------
+    total
+        Everything that ever leaves, to all analysts together: your guarantee.
+    per_analyst
+        Any one analyst; the total by default.
+    per_study
+        One study of one analyst; that of the analyst by default.
+    analysts
+        Exceptions to per_analyst, by name.
+    """
 
     total: Budget
     per_analyst: Budget | None = None
@@ -37,30 +56,83 @@ class Budgets(Struct, frozen=True, forbid_unknown_fields=True):
     analysts: dict[str, Budget] = {}
 
 
-class Data(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the records lie, and who evaluates them. Only the vault opens the files."""
+class Data(Table, frozen=True):
+    """Where the records lie, and who evaluates them. Only the vault opens the files.
+
+    Attributes
+    ----------
+    path
+        Parquet or CSV file; with engine ray a pattern, such as visits/*.parquet.
+    outside
+        What happens to records outside the domain.
+    precision
+        How records are evaluated; float32 is faster, never less private.
+    engine
+        Who evaluates the records: the node, or Ray, for a table larger than that.
+    address
+        With engine ray: a cluster of yours; by default one is started here, for this node alone.
+    workers
+        With engine ray: processes that hold the table; one a core by default.
+    """
 
     path: str
-    outside: str = "refuse"
-    precision: str = "float64"
+    outside: Outside = "refuse"
+    precision: Precision = "float64"
     engine: Literal["process", "ray"] = "process"
     address: str | None = None
     workers: Count | None = None
 
+    def __post_init__(self) -> None:
+        stated = [key for key in ("address", "workers") if getattr(self, key) is not None]
+        if stated and self.engine != "ray":
+            raise InvalidInput(f'{" and ".join(stated)} in [data] go with engine = "ray"; add it, or leave them out.')
 
-class StudyEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """One approved study: a Python file of the owner's and the limits of what may be asked about it."""
+
+class StudyEntry(Table, frozen=True):
+    """One approved study: a Python file of the owner's and the limits of what may be asked about it.
+
+    Attributes
+    ----------
+    model
+        File and function or family, such as "model.py:coin"; a Python file of yours, run when the node starts.
+    sigma_floor
+        No answer has less noise than this, whatever it would cost.
+    theta_bound
+        No parameter outside this, on the unconstrained scale.
+    columns
+        The tables of [domain] it is about; all of them by default.
+    sensitivity
+        How far one record can move an answer.
+    guess
+        Public knowledge, for the console's planner: { p = 0.5 }.
+    """
 
     model: str
     sigma_floor: Positive = 0.01
     theta_bound: Positive = 100.0
     columns: list[str] = []
-    sensitivity: dict[str, Any] = {}
+    sensitivity: Sensitivity = Sensitivity()
     guess: dict[str, Any] = {}
 
 
-class Listen(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the node listens, and under which names it is reached."""
+class Listen(Table, frozen=True):
+    """Where the node listens, and under which names it is reached.
+
+    Attributes
+    ----------
+    host
+        Address to listen on; any other than loopback needs certificate and key.
+    port
+        Port to listen on; 0 takes a free one.
+    certificate
+        File of the TLS certificate; with key.
+    key
+        File of the certificate's private key.
+    names
+        Names under which others reach it; any other Host is refused.
+    origins
+        Web pages that may talk to it; its own console may anyway.
+    """
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8750
@@ -69,9 +141,47 @@ class Listen(Struct, frozen=True, forbid_unknown_fields=True):
     names: list[str] = []
     origins: list[str] = []
 
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise InvalidInput("[listen] certificate and key are given together or not at all.")
 
-class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """What one visitor may take of the machine. Every field is a line in `docs/node.md`."""
+
+class Limits(Table, frozen=True):
+    """What one visitor may take of the machine; see docs/node.md.
+
+    Attributes
+    ----------
+    message_bytes
+        One WebSocket message.
+    body_bytes
+        One HTTP body.
+    chains
+        Chains to a message.
+    connections
+        WebSockets at a time.
+    connections_per_token
+        The same for one token; also its open runs.
+    messages_per_second
+        For one token, over all its connections.
+    begins_per_minute
+        Runs opened and chains begun anew, for one token: each is proven and compiled.
+    requests_per_second
+        HTTP requests from one address.
+    failed_logins_per_minute
+        Wrong tokens from one address.
+    header_seconds
+        Until a request is complete.
+    handshake_seconds
+        From connection to the first run opened.
+    idle_seconds
+        Without a question.
+    send_seconds
+        Until a client takes its answer.
+    answer_tick_ms
+        Release answers on a fixed beat only: hides how long one took; 0 sends at once.
+    shutdown_seconds
+        For answers under way when the node is told to stop.
+    """
 
     message_bytes: Count = 1 << 20
     body_bytes: Count = 1 << 16
@@ -90,12 +200,36 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     shutdown_seconds: Positive = 10.0
 
 
-class OwnerFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """A parsed `owner.toml`: plain values. Nothing is imported and no data file is opened before it is asked for."""
+class OwnerTables(Table, frozen=True):
+    """An owner's file.
+
+    Attributes
+    ----------
+    name
+        How analysts and statements call you.
+    data
+        Where the records lie.
+    domain
+        Where a record lives, one table for each column of a model.
+    studies
+        Approved studies by name; analysts name one, they never send code.
+    budgets
+        Caps on what leaves.
+    ledger
+        The budget's book; made at the first start.
+    tokens
+        Hashed tokens; made by `sfumato token add`.
+    log
+        Structured log, one JSON object a line; standard error by default.
+    listen
+        Where the node listens.
+    limits
+        What one visitor may take of the machine.
+    """
 
     name: str
     data: Data
-    domain: dict[str, dict[str, Any]]
+    domain: dict[str, Column]
     studies: dict[str, StudyEntry]
     budgets: Budgets
     ledger: str = "owner.ledger"
@@ -103,7 +237,23 @@ class OwnerFile(Struct, frozen=True, forbid_unknown_fields=True):
     log: str | None = None
     listen: Listen = Listen()
     limits: Limits = Limits()
-    path: Path = field(default=Path("owner.toml"))
+
+    def __post_init__(self) -> None:
+        if not self.studies:
+            raise InvalidInput("a node needs at least one approved study: add a table [studies.NAME] with model = ...")
+        if not self.domain:
+            raise InvalidInput("a node needs the domain of its records: add a table [domain.COLUMN] with kind = ...")
+        for name in (*self.studies, *self.budgets.analysts):
+            check_name(name)
+        for budget in (self.budgets.per_analyst, self.budgets.per_study, *self.budgets.analysts.values()):
+            if budget is not None and budget.delta < self.budgets.total.delta and budget.epsilon > 60:
+                raise InvalidInput(f"epsilon = {budget.epsilon:g} is no privacy at all; choose a smaller one.")
+
+
+class OwnerFile(OwnerTables, frozen=True):
+    """A parsed `owner.toml`: plain values. Nothing is imported and no data file is opened before it is asked for."""
+
+    path: Path = Path("owner.toml")
 
     @property
     def base(self) -> Path:
@@ -124,17 +274,12 @@ class OwnerFile(Struct, frozen=True, forbid_unknown_fields=True):
 
     def domains(self) -> dict[str, Any]:
         """Domains, built; which raw columns they are made of is left to `columns`."""
-        from sfumato.domain import from_dict
-
-        return {
-            name: from_dict({key: value for key, value in spec.items() if key != "columns"})
-            for name, spec in self.domain.items()
-        }
+        return tables.domains(self.domain)
 
     @property
     def columns(self) -> dict[str, Any]:
         """Which raw columns of the table make up each name."""
-        return {name: spec["columns"] for name, spec in self.domain.items() if "columns" in spec}
+        return tables.columns(self.domain)
 
 
 def read_owner(path: str | Path) -> OwnerFile:
@@ -146,51 +291,10 @@ def read_owner(path: str | Path) -> OwnerFile:
         The file is missing or no TOML, or a key is missing, unknown, or has a value outside its rule.
     """
     path = Path(path)
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(
-            f"no owner's file can be read at {path} ({error.strerror}); `sfumato init` writes one."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is not valid TOML: {error}. Correct that place.") from None
-    if "path" in raw:
-        raise InvalidInput(f"{path} does not know the key 'path' at its top; the data file goes under [data].")
-    try:
-        file = msgspec.convert(raw | {"path": path}, OwnerFile, dec_hook=_path)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"{path} breaks a rule: {error}. `sfumato init` shows every key.") from None
-    _check(file)
-    return file
-
-
-def _path(kind: type, value: Any) -> Any:
-    if kind is Path:
-        return value
-    raise NotImplementedError  # msgspec turns it into its own error
-
-
-def _check(file: OwnerFile) -> None:
-    """Rules between keys."""
-    if not file.studies:
-        raise InvalidInput("a node needs at least one approved study: add a table [studies.NAME] with model = ...")
-    if not file.domain:
-        raise InvalidInput("a node needs the domain of its records: add a table [domain.COLUMN] with kind = ...")
-    for name in (*file.studies, *file.budgets.analysts):
-        check_name(name)
-    for budget in (file.budgets.per_analyst, file.budgets.per_study, *file.budgets.analysts.values()):
-        if budget is not None and budget.delta < file.budgets.total.delta and budget.epsilon > 60:
-            raise InvalidInput(f"epsilon = {budget.epsilon:g} is no privacy at all; choose a smaller one.")
-    _check_data(file.data)
-    if (file.listen.certificate is None) != (file.listen.key is None):
-        raise InvalidInput("[listen] certificate and key are given together or not at all.")
+    stated = read(Where(str(path)), load(path, "owner's file", "`sfumato init` writes one"), OwnerTables)
+    file = OwnerFile(**msgspec.structs.asdict(stated), path=path)
     file.domains()
-
-
-def _check_data(data: Data) -> None:
-    stated = [key for key in ("address", "workers") if getattr(data, key) is not None]
-    if stated and data.engine != "ray":
-        raise InvalidInput(f'{" and ".join(stated)} in [data] go with engine = "ray"; add it, or leave them out.')
+    return file
 
 
 def check_name(name: str) -> str:
@@ -276,22 +380,7 @@ port = 8750
 # origins = ["https://node.hospital.example"]    # web pages that may talk to it; its own console may anyway
 
 [limits]                       # what one visitor may take of the machine; see docs/node.md
-# message_bytes = 1048576      # one WebSocket message
-# body_bytes = 65536           # one HTTP body
-# chains = 256                 # chains to a message
-# connections = 256            # WebSockets at a time
-# connections_per_token = 64   # the same for one token; also its open runs
-# messages_per_second = 20000.0     # for one token, over all its connections
-# begins_per_minute = 120.0    # runs opened and chains begun anew, for one token: each is proven and compiled
-# requests_per_second = 50.0   # HTTP requests from one address
-# failed_logins_per_minute = 30     # wrong tokens from one address
-# header_seconds = 10.0        # until a request is complete
-# handshake_seconds = 20.0     # from connection to the first run opened
-# idle_seconds = 600.0         # without a question
-# send_seconds = 20.0          # until a client takes its answer
-# answer_tick_ms = 0.0         # release answers on a fixed beat only: hides how long one took
-# shutdown_seconds = 10.0      # for answers under way when the node is told to stop
-"""
+{limits}"""
 
 MODEL = '''"""One question, answered yes or no; the share of the population that would say yes is unknown."""
 
@@ -313,4 +402,7 @@ MODEL_FILE = "model.py"
 
 def template(name: str = "Example Hospital") -> str:
     """A commented owner's file with every key there is: it can be served as it stands, beside `MODEL` and a table."""
-    return TEMPLATE.format(name=name, data="people.csv", column="said_yes", study="coin", model=f"{MODEL_FILE}:coin")
+    limits = "".join(f"{f'# {key.name} = {key.default}':<36} # {key.meaning}\n" for key in keys(Limits).values())
+    return TEMPLATE.format(
+        name=name, data="people.csv", column="said_yes", study="coin", model=f"{MODEL_FILE}:coin", limits=limits
+    )

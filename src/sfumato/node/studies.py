@@ -36,9 +36,8 @@ class ApprovedStudy:
 
     def __init__(self, name: str, entry: StudyEntry, model: Any, domain: Mapping[str, Any], n: int) -> None:
         self.name, self.entry, self.n = name, entry, n
-        sensitivity = _sensitivity(entry)
         kernels = (_AUTO, _PLAIN) if isinstance(model, Family) else (_AUTO,)
-        forms = [make_study(model, domain, sensitivity, kernel) for kernel in kernels]
+        forms = [make_study(model, domain, entry.sensitivity.method(), kernel) for kernel in kernels]
         self.forms: dict[str, Study] = {form.model.fingerprint(): form for form in forms}
         self._main = forms[0]
         self._computes = [computed(form) for form in self.forms.values()]
@@ -135,17 +134,3 @@ def load_studies(file: OwnerFile, prepare: Callable[[list[dict[str, Any]]], int]
         found[name] = model, {column: domain[column] for column in wanted}
     n = prepare([part for _, part in found.values()])
     return {name: ApprovedStudy(name, file.studies[name], model, part, n) for name, (model, part) in found.items()}
-
-
-def _sensitivity(entry: StudyEntry) -> Any:
-    from sfumato.bounds import Clip, Lipschitz
-
-    rest = {key: value for key, value in entry.sensitivity.items() if key != "kind"}
-    kinds: dict[str, Any] = {"clip": Clip, "lipschitz": Lipschitz}
-    kind = entry.sensitivity.get("kind", "certify")
-    if kind not in ("certify", *kinds):
-        raise InvalidInput(f"kind of a study's sensitivity must be certify, clip or lipschitz; got {kind!r}.")
-    try:
-        return kinds[kind](**rest) if kind in kinds else "certify"
-    except TypeError:
-        raise InvalidInput(f"a sensitivity of kind {kind!r} does not take {sorted(rest)}.") from None

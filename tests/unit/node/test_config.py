@@ -2,11 +2,12 @@
 
 import tomllib
 
-import msgspec
 import pytest
 
 import sfumato as sf
 from sfumato.errors import InvalidInput
+from sfumato.files.schema import keys
+from sfumato.files.tables import Sensitivity
 from sfumato.node import config
 from sfumato.node.config import check_listen, read_owner, template
 
@@ -46,34 +47,42 @@ def test_every_commented_line_of_the_template_is_a_key_that_works(written):
 def test_the_template_has_every_key_there_is_with_its_default():
     """`sfumato init shows every key` is what an unknown key is told; a key that is added must be added there."""
     text = uncommented(template())
-    raw = tomllib.loads(text)
-    tables = {
-        config.OwnerFile: raw, config.Data: raw["data"], config.StudyEntry: raw["studies"]["coin"],
-        config.Budgets: raw["budgets"], config.Budget: raw["budgets"]["total"], config.Listen: raw["listen"],
-        config.Limits: raw["limits"],
-    }  # fmt: skip
-    structs = [kind for kind in vars(config).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
-    assert set(tables) == set(structs) - {msgspec.Struct}
-    for struct, table in tables.items():
-        assert set(table) == set(struct.__struct_fields__) - {"path"} | ({"path"} if struct is config.Data else set())
-        for known in msgspec.structs.fields(struct):
-            if (
-                known.name in table
-                and isinstance(known.default, str | float | int)
-                and table[known.name] != known.default
-            ):
-                [line] = [line for line in text.splitlines() if line.startswith(f"{known.name} = ")]
-                assert f'"{known.default}" by default' in line, line
+
+    def look(kind, table):
+        assert set(table) == set(keys(kind)) - {"rest"}
+        for key in keys(kind).values():
+            if isinstance(key.default, str | float | int) and table[key.name] != key.default:
+                [line] = [line for line in text.splitlines() if line.startswith(f"{key.name} = ")]
+                assert f'"{key.default}" by default' in line, line
+            if key.table not in (None, Sensitivity):  # the keys of a sensitivity go with its kind
+                for inner in table[key.name].values() if key.named else [table[key.name]]:
+                    look(key.table, inner)
+
+    look(config.OwnerTables, tomllib.loads(text))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('name = "', 'nam = "', "nam"),
-        ("[data]", "[dat]", "dat"),
-        ("epsilon = 3.0", "epsilon = -3.0", "> 0|greater"),
-        ("epsilon = 3.0", 'epsilon = "3"', "float"),
-        ("epsilon = 3.0", "epsilon = nan", "finite|positive|> 0|nan"),
+        ('name = "', 'nam = "', "owner.toml does not know the key 'nam' .did you mean 'name'"),
+        ('name = "', '# name = "', "owner.toml must state name"),
+        ("[data]", "[dat]", "'dat' .did you mean 'data'"),
+        ("[listen]", "[listen.host]", r"host in \[listen\] of .* must be text in quotes"),
+        ("[budgets] ", "[budget] ", "'budget' .did you mean 'budgets'"),
+        ("[studies.coin]", "[studies]", r"model in \[studies\] of .* must be a table, \[studies.model\]"),
+        (
+            "# sensitivity = { kind",
+            'sensitivity = { kind = "clip", constant = 2.0 } # kind',
+            "in .studies.coin.sensitivity. of .*constant",
+        ),
+        (
+            "epsilon = 3.0",
+            "epsilon = -3.0",
+            r"epsilon in \[budgets.total\] .*owner.toml must be a number above 0, got -3.0",
+        ),
+        ("epsilon = 3.0", 'epsilon = "3"', "a number above 0, got '3'"),
+        ("epsilon = 3.0", "epsilon = nan", "above 0, got nan"),
+        ("epsilon = 3.0", "epsilon = inf", "above 0, got inf"),
         ("delta = 1e-6 }         # everything", "delta = 1.5 }         # everything", "delta"),
         ("[studies.coin]", '[studies."../etc"]', "a name is made of"),
         ("[studies.coin]", '[studies."a.b"]', "a name is made of"),
@@ -82,7 +91,7 @@ def test_the_template_has_every_key_there_is_with_its_default():
         ('outside = "refuse"', 'engine = "spark"', "engine"),
         ('outside = "refuse"', "workers = 2", 'workers in .data. go with engine = "ray"'),
         ('outside = "refuse"', 'engine = "ray"\nworkers = 0', "workers"),
-        ("[limits]", "[limits]\nmessages = 3", "messages"),
+        ("[limits]", "[limits]\nmessages = 3", "'messages'.* allowed are message_bytes"),
         ('host = "127.0.0.1"', 'host = "127.0.0.1"\ncertificate = "a.pem"', "together"),
     ],
 )

@@ -12,6 +12,7 @@ from node_helpers import YES, N, load, prepare, threaded
 from sfumato.analysis.noise_aware import _statistics
 from sfumato.errors import BadAnswer, InvalidInput, OwnerLost
 from sfumato.families.langevin import natural_model, public_part
+from sfumato.files.tables import Sensitivity
 from sfumato.kernel import Guided, Langevin, PublicStream, ReferenceLangevin
 from sfumato.node.config import StudyEntry
 from sfumato.node.session import Session
@@ -190,7 +191,7 @@ def test_an_owner_without_proven_bounds_is_asked_for_walks_only(nodes, owners):
     coin, there = load(nodes[0].folder, "coin"), nodes[1].node.studies["coin"]
     parties = as_parties(owners, Given(epsilon=2.0, delta=1e-6))
     assert all(study.near is not None for study in make_studies(coin, parties, None, Request()))
-    clipped = StudyEntry(model="model.py:coin", sensitivity={"kind": "clip", "bound": 0.5})
+    clipped = StudyEntry(model="model.py:coin", sensitivity=Sensitivity(kind="clip", bound=0.5))
     stated = ApprovedStudy("coin", clipped, coin, {"y": sf.Binary()}, there.n).public()
     assert (there.public().near, stated.near) == (True, False)
     owners[1].studies["coin"] = stated

@@ -75,7 +75,8 @@ def said(capsys, *arguments):
         (HEAD + DOMAIN + TABLE + "ledger = { file = 'x' }\n", ["ledger in [[owners]] number 1", "path"]),
         (HEAD + DOMAIN + TABLE + "ledger = { path = 'x', eps = 1 }\n", ["'eps'", "epsilon"]),
         (HEAD + 'outside = "clamp"\n' + DOMAIN + TABLE, ["outside", "each owner's own", "[[owners]]"]),
-        (HEAD.replace("epsilon = 3.0\n", "") + NODE, ["number 1", "epsilon and delta", "no default"]),
+        (HEAD.replace("epsilon = 3.0\n", "") + NODE, ["[study]", "epsilon and delta", "no default"]),
+        (HEAD.replace("epsilon = 3.0\ndelta = 1e-6\n", "") + NODE, ["number 1", "epsilon and delta", "no default"]),
         (HEAD + "[[owners]]\nbundle = 'a.bundle'\n", ["live", "sfumato sample --bundle"]),
         (HEAD + "[owners]\nnode = 'x'\n", ["[[owners]]"]),
     ],
@@ -92,7 +93,7 @@ def test_every_owner_may_make_its_own_promise(tmp_path):
     study = read_study(
         write(tmp_path, HEAD.replace("epsilon = 3.0\ndelta = 1e-6\n", "") + DOMAIN + NODE + own + TABLE + own)
     )
-    assert [(spec["epsilon"], spec["delta"]) for spec in study.owners] == [(1.0, 1e-7)] * 2
+    assert [(owner.epsilon, owner.delta) for owner in study.owners] == [(1.0, 1e-7)] * 2
 
 
 def test_tokens_are_looked_for_where_the_file_says(tmp_path, monkeypatch):
