@@ -36,7 +36,7 @@ from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.run.chain import build_kernel
 from sfumato.study.target import Study, make_study
 from sfumato.vault import records
-from sfumato.vault.langevin import LangevinQuestion
+from sfumato.vault.queries.linear import LangevinSource
 from sfumato.vault.vault import Vault
 
 N, D, DELTA, RADIUS = 100_000, 20, 1e-6, 6.0
@@ -136,7 +136,7 @@ def measure(row: Row, runs: int, max_iterations: int, seed: int) -> Measured:
     study = make_study(problem.family, kernel=row.kernel)
     table = records.load(problem.data, study.domain)
     account: Any = Endless()
-    vault = Vault(table, study.model, study.domain, study.bounds, account, family=study.family)
+    vault = Vault(table, study, account)
     with jax.enable_x64(True):
         limit = mu**2 / float(problem.family.whitened_diameter(jnp.diag(problem.sd))) ** 2
     public = make_plan(
@@ -185,9 +185,7 @@ def _chains(
         states = State(theta, jax.vmap(study.model.log_prior)(theta), direction, pending)
     first = 0.0
     if langevin:
-        first = (
-            LangevinQuestion(study.family, study.model, kernel, plan.sigma, N, chains).first_cost() / QUANTA_PER_UNIT
-        )
+        first = LangevinSource(study.family, kernel, plan.sigma, N, chains).corrections.first_cost / QUANTA_PER_UNIT
     vault.begin(kernel, plan.sigma, states)
     size = max(128, 400_000 // (chains * len(kernel.matrix)))
     total, steps, accepted = np.zeros(starts.shape), np.zeros(chains), np.zeros(chains)

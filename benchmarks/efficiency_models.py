@@ -179,7 +179,7 @@ def run_many(
     table = records.load(data, study.domain)
     counted = records.Records(table.columns, N, np.full(DISTINCT, N // DISTINCT))
     meter = Meter()
-    vault = Vault(counted, study.model, study.domain, study.bounds, meter, near=study.near)  # type: ignore[arg-type]
+    vault = Vault(counted, study, meter)  # type: ignore[arg-type]
     if not pilots:
         for _ in range(different):
             before = meter.spent

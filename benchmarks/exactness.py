@@ -34,7 +34,7 @@ def ratio(h: float, chains: int, steps: int) -> tuple[float, float]:
     mean, variance = digamma(A) - digamma(B), polygamma(1, A) + polygamma(1, B)
     study = make_study(sf.families.Bernoulli(), kernel="langevin")
     table = records.load({"y": (np.arange(N) < ONES).astype(int)}, study.domain)
-    vault = Vault(table, study.model, study.domain, study.bounds, Endless(), family=study.family)
+    vault = Vault(table, study, Endless())
     kernel = Langevin(np.eye(1) * variance**0.5, h, public_part(study.family, study.model, N))
     p, stream = np.random.default_rng(0).beta(A, B, chains), PublicStream(0, chains)
     with jax.enable_x64(True):

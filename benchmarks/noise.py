@@ -59,11 +59,8 @@ def waiting(
     study = make_study(problem.family, kernel=kernel)
     vault = Vault(
         records.load(problem.data, study.domain),
-        study.model,
-        study.domain,
-        study.bounds,
+        study,
         Endless(),
-        family=study.family,
     )
     plan = make_plan(study, n=N, epsilon=epsilon, delta=DELTA, kernel=kernel, chains=chains)
     walk, stream = build_kernel(study, plan), PublicStream(0, chains)

@@ -99,7 +99,7 @@ def side(which: str, folder: str, chains: int, steps: int, repeats: int, workers
         from sfumato.vault.vault import Vault
 
         table = read_shard(deal_out(pieces_of(find_files(f"{folder}/*.parquet")), 1)[0], study.domain, {}, "refuse")
-        access = Vault(table, study.model, study.domain, study.bounds, account)
+        access = Vault(table, study, account)
     loaded = time.perf_counter() - began
     n = access.n
     kernel, stream = RandomWalk(np.eye(DIM) * 2 / n**0.5, 0.5), PublicStream(0, chains)

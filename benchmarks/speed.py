@@ -25,8 +25,8 @@ import sfumato as sf
 from sfumato.kernel import PublicStream, RandomWalk, State
 from sfumato.privacy.budget import cap_quanta
 from sfumato.study.target import make_study
-from sfumato.vault import lattice, records, scan
-from sfumato.vault.blocks import Rows
+from sfumato.vault import lattice, records
+from sfumato.vault.blocks import Evaluation, Rows
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.vault import Vault
 
@@ -61,9 +61,7 @@ class Private:
         self.kernel = RandomWalk(np.eye(d) * SCALE, 1.0)
         self.ledger = Ledger.in_memory(cap_quanta(64.0))
         account = self.ledger.account("bench", cap_quanta(64.0))
-        self.vault = Vault(
-            records.load(data, domain), self.study.model, domain, self.study.bounds, account, precision=precision
-        )
+        self.vault = Vault(records.load(data, domain), self.study, account, precision=precision)
         self.stream = PublicStream(0, chains)
         with jax.enable_x64(True):
             theta = jnp.broadcast_to(jnp.linspace(-1, 1, d), (chains, d))
@@ -174,11 +172,9 @@ class BareScan:
         gamma = lattice.choose_gamma(SIGMA, n)
         with jax.enable_x64(True):
             data = Rows({k: jnp.asarray(v) for k, v in make_data(n, d).items()})
-            question = scan.Question(
-                study.model, domain, study.bounds.range_for(n), SIGMA, gamma, n, n, chains, "float64"
-            )
+            how, range_ = Evaluation(study.model, domain, "float64"), study.bounds.range_for(n)
             theta = jnp.broadcast_to(jnp.linspace(-1, 1, d), (chains, d))
-            self.carry = (theta, jax.jit(lambda t: scan.terms(question, data, t))(theta))
+            self.carry = (theta, jax.jit(lambda t: how.terms_of_all(data, t))(theta))
             rng = np.random.default_rng(0)
             self.moves = jnp.asarray(SCALE * rng.standard_normal((steps, chains, d)))
             self.noise = jnp.asarray((rng.standard_normal((steps, chains)) * SIGMA / gamma).astype(np.int64))
@@ -189,9 +185,9 @@ class BareScan:
                 move, noise, log_u = drawn
                 proposed = theta + move
                 prior = jax.vmap(study.model.log_prior)(proposed) - jax.vmap(study.model.log_prior)(theta)
-                lo, hi = jax.lax.map(lambda pair: question.range(*pair), (theta, proposed))
+                lo, hi = jax.lax.map(lambda pair: range_(*pair), (theta, proposed))
                 clamp = lattice.clamp_for(lo, hi, gamma, n)
-                value = scan.terms(question, data, proposed)
+                value = how.terms_of_all(data, proposed)
                 column = lattice.Clamp(*(part[:, None] for part in clamp))
                 total = lattice.to_lattice(value - kept, column, gamma).sum(axis=1) + noise
                 accepted = log_u < total * gamma + prior - SIGMA**2 / 2

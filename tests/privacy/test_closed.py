@@ -201,7 +201,7 @@ def test_nothing_of_the_vault_can_be_printed_copied_or_pickled():
     study = make_study(model, DOMAIN)
     loaded = records.load(table(), DOMAIN)
     with Ledger.in_memory(10**6) as ledger:
-        vault = Vault(loaded, study.model, study.domain, study.bounds, ledger.account("a", 10**6))
+        vault = Vault(loaded, study, ledger.account("a", 10**6))
         assert repr(vault) == "<Vault closed>"
         assert repr(loaded) == "<Records closed>"
         with jax.enable_x64(True):
@@ -215,14 +215,16 @@ def test_nothing_of_the_vault_can_be_printed_copied_or_pickled():
 
 
 PUBLIC = """
-desk.Answer desk._SharedQuestion engine.Spot engine.Asked engine.Place engine.Bend engine._Sums engine.Engine gaussian._Envelope
-gaussian.ExactSource identity.Digested langevin.LangevinQuestion lattice.Clamp ledger.account.Account ledger.account.Block
+blocks.Evaluation engine.Engine engine.Query gaussian._Envelope
+gaussian.ExactSource identity.Digested lattice.Clamp ledger.account.Account ledger.account.Block
 ledger.account.Level ledger.answers.Answer ledger.book.AccountState ledger.book.Ledger ledger.chain.Head ledger.chain.Row
 ledger.journal._Known ledger.journal.Journal ledger.journal.JournalledAccount ledger.store.Store ledger.verify.Verification
 ledger.verify._Account ledger.verify._Block ledger.verify._Batch ledger.verify._Replay noise.Source noise.OpenDPSource
-langevin.Corrections reference.Point reference.Remainders reference.Sums reference.ReferenceQuestion scan.Question scan.Ratios
-ray_table.RayTable shards.Piece shards.Shard statistics.Terms statistics.Shape
-sufficient.Known sufficient.ScalarQuestion sufficient.Scalars vault.Chunk
+queries.base.Answer queries.base.Rounds queries.linear.Corrections queries.linear.LangevinSource queries.linear.Linear
+queries.linear.WalkSource queries.ratio.CoveredRatioSum queries.ratio.RatioSource queries.ratio.RatioSum
+queries.remainder.RemainderSource queries.remainder.RemainderSum queries.vector.Box queries.vector.PilotSum
+queries.vector.ScoreSum queries.vector.StatisticSum
+ray_table.RayTable shards.Piece shards.Shard statistics.Terms statistics.Shape vault.Chunk vault.LoopSource
 """
 """Classes of the vault that hold questions, prices, what was released, or nothing: no record, no exact sum, no unused noise."""
 

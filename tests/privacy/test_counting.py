@@ -81,7 +81,7 @@ def answers(data, count, monkeypatch):
     if not count:
         monkeypatch.setattr("sfumato.vault.vault.count_records", lambda table, domain: table)
     study = make_study(model, DOMAIN)
-    vault = Vault(records.load(data, DOMAIN), study.model, study.domain, study.bounds, Endless(), source=Known)
+    vault = Vault(records.load(data, DOMAIN), study, Endless(), source=Known)
     assert vault.rows == (36 if count else 400)
     gradient = vault.release("gradient", np.zeros(4), np.eye(4), 5.0, 1.0)
     stream, kernel = PublicStream(3, 2), Guided(np.eye(4) * 0.1, 1.0)

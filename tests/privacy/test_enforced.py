@@ -16,11 +16,13 @@ from sfumato.bounds.remainder import Remainder
 from sfumato.errors import InvalidInput
 from sfumato.kernel import PublicStream, ReferenceLangevin, State
 from sfumato.model import from_numpyro
-from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.privacy.budget import QUANTA_PER_UNIT, cost_quanta
+from sfumato.protocol.questions import Release
 from sfumato.study.target import Study, make_study
-from sfumato.vault import lattice, moments, records, reference
-from sfumato.vault.engine import LocalEngine, Place
+from sfumato.vault import lattice, records
+from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries.vector import PilotSum, pilot_sum, score_sum
 from sfumato.vault.vault import Vault
 
 
@@ -54,19 +56,18 @@ def test_at_a_logit_of_zero_one_record_moves_the_sum_of_gradients_by_no_more_tha
     across /= 2 ** np.ceil(np.log2(np.linalg.norm(across)))  # a power of two: x' theta stays exactly zero
     assert across @ centre == 0.0
     with jax.enable_x64(True):
-        _, gradients, body = study.near.at(centre, np.eye(2))
-        low, high = reference.integer_range(gradients, gamma, 2)
+        scores = score_sum(study.near.at(centre, np.eye(2)), np.eye(2), gamma, 2)
         totals = []
         for x in (across, -across):
             for y in (0, 1):
                 engine = LocalEngine(records.load({"x": np.array([x, x]), "y": np.array([y, y])}, BALL), study)
-                totals.append(engine.gradient(Place(body, np.eye(2), low, high, gamma)) / 2 * gamma)
+                totals.append(engine.sum(scores) / 2 * gamma)
                 assert totals[-1] == pytest.approx((y - 0.5) * x, abs=1e-9)
         wrong = jax.grad(study.model.log_likelihood)(
             jnp.asarray(centre), {"x": jnp.asarray(across), "y": jnp.asarray(1)}
         )
     moved = max(float(np.linalg.norm(a - b)) for a in totals for b in totals)
-    assert moved <= (reference.first_cost(gradients, 1.0, gamma) / QUANTA_PER_UNIT) ** 0.5
+    assert moved <= (cost_quanta(scores.moved**2) / QUANTA_PER_UNIT) ** 0.5
     assert float(np.linalg.norm(np.asarray(wrong))) > 0.6 * float(np.linalg.norm(across))  # what the vault must not sum
 
 
@@ -104,8 +105,8 @@ def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_c
     corners = np.array(list(product((-1, 1), repeat=5))) / 5**0.5
     x = np.concatenate([domain["x"].extremes(rng, 8), corners])
     with jax.enable_x64(True):
-        _, gradients, body = study.near.at(centre, root)
-        low, high = reference.integer_range(gradients, gamma, 2)
+        proven = study.near.at(centre, root)
+        gradients, scores = proven.gradients, score_sum(proven, root, gamma, 2)
         uncut = jax.jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
         sums, open_ones = [], []
         for y in (0, 1):
@@ -114,8 +115,8 @@ def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_c
             for one in x:
                 data = {"x": np.array([one, x[0]]), "y": np.array([y, 0])}
                 engine = LocalEngine(records.load(data, domain), study, compiled=COMPILED)
-                sums.append(engine.gradient(Place(body, root, low, high, gamma)) * gamma)
-    charged = (reference.first_cost(gradients, 1.0, gamma) / QUANTA_PER_UNIT) ** 0.5
+                sums.append(engine.sum(scores) * gamma)
+    charged = (cost_quanta(scores.moved**2) / QUANTA_PER_UNIT) ** 0.5
     assert 0.9 * charged <= worst_of(sums) <= charged
     assert worst_of(open_ones) > 2 * charged  # without a cut
     assert (
@@ -132,9 +133,7 @@ def test_a_second_query_dearer_than_64_bits_is_not_released():
     data = {"x": rng.uniform(-1, 1, (500, 2)), "y": (rng.random(500) < 0.5).astype(int)}
     sigma, chains, cap = 3e-5, 4, QUANTA_PER_UNIT
     with Ledger.in_memory(cap) as ledger:
-        vault = Vault(
-            records.load(data, BOX), study.model, BOX, study.bounds, ledger.account("a", cap), near=study.near
-        )
+        vault = Vault(records.load(data, BOX), study, ledger.account("a", cap))
         stream = PublicStream(1, chains)
         with jax.enable_x64(True):
             kernel = ReferenceLangevin(np.eye(2), 0.01, study.model.log_prior, np.zeros(2), np.eye(2), 1e6)
@@ -165,14 +164,14 @@ def test_first_queries_that_no_account_could_pay_for_are_refused():
 def test_however_small_or_large_the_matrix_no_record_moves_a_release_by_more_than_is_charged(scale):
     """The length of a tiny vector underflows: shortened by it, nothing would be."""
     study, radius, gamma = make_study(logistic, BALL), 1e-20, 2.0**-105
-    limit = 2 * radius * moments.ROUNDING + gamma * 2**0.5
+    centre = radius * np.array([0.3, -0.4])
+    query = PilotSum("gradient", np.full(2, 0.1), scale * np.eye(2), centre, radius, gamma)
+    limit = query.moved
     with jax.enable_x64(True):
         totals = []
         for x in ([0.6, 0.8], [-0.8, 0.6], [0.0, 1.0], [-0.6, -0.8]):
             table = records.load({"x": np.array([x, [0.0, 0.0]]), "y": np.array([1, 1])}, BALL)
-            engine, centre = LocalEngine(table, study), radius * np.array([0.3, -0.4])
-            total = engine.vector("gradient", np.full(2, 0.1), scale * np.eye(2), centre, radius, gamma)
-            totals.append(total * gamma)
+            totals.append(LocalEngine(table, study).sum(query) * gamma)
     assert max(float(np.linalg.norm((a - b) * 1e20)) for a in totals for b in totals) <= limit * 1e20
     if scale >= 1:
         assert max(float(np.abs(t).max()) for t in totals) > radius / 4  # they did leave: this can fail
@@ -183,4 +182,4 @@ def test_however_small_or_large_the_matrix_no_record_moves_a_release_by_more_tha
 )
 def test_releases_at_the_edge_of_floating_point_are_refused(radius, sigma):
     with pytest.raises(InvalidInput, match="must lie between"):
-        moments.check_asked(radius, sigma)
+        pilot_sum(Release(what="gradient", theta=[0.0], matrix=[[1.0]], radius=radius, sigma=sigma), 10, 1)

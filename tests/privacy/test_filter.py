@@ -35,7 +35,7 @@ CHAINS = 3
 def compiled():
     """One vault whose account is swapped, so that hypothesis does not compile a loop per example."""
     with Ledger.in_memory(cap_quanta(1.0)) as ledger:
-        vault = Vault(TABLE, STUDY.model, STUDY.domain, STUDY.bounds, ledger.account("x", cap_quanta(1.0)))
+        vault = Vault(TABLE, STUDY, ledger.account("x", cap_quanta(1.0)))
         kernel = RandomWalk(np.eye(1) * 0.5, 1.0)
         with jax.enable_x64(True):
             theta = jax.numpy.zeros((CHAINS, 1))

@@ -12,7 +12,10 @@ import sfumato as sf
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Guided, Langevin, PublicStream, State
 from sfumato.study.target import make_study
-from sfumato.vault import langevin, records, sufficient
+from sfumato.vault import records
+from sfumato.vault.engine import LocalEngine
+from sfumato.vault.queries.linear import LangevinSource, WalkSource
+from sfumato.vault.queries.vector import float_error, statistic_sum
 from sfumato.vault.vault import Vault
 from statistical.harness import Endless
 
@@ -56,7 +59,7 @@ def setting(name):
 
 def run(study, data, theta, chains=3, steps=120):
     table = records.load(data, study.domain)
-    vault = Vault(table, study.model, study.domain, study.bounds, Endless(), family=study.family, source=Recorded)
+    vault = Vault(table, study, Endless(), source=Recorded)
     kernel, stream = Guided(np.eye(len(theta)) * 0.05, 1.0), PublicStream(5, chains)
     with jax.enable_x64(True):
         start = jnp.broadcast_to(theta, (chains, len(theta)))
@@ -99,24 +102,22 @@ def test_the_charge_covers_any_pair_of_records(name):
     family = study.family
     points = np.array([[i & 1, i >> 1 & 1, i >> 2 & 1] for i in range(8)]) if name == "bernoullis" else np.arange(13)
     with jax.enable_x64(True):
-        question = sufficient.ScalarQuestion(family, study.model, study.bounds.range, 1.5, N)
-        gamma, totals = question.gamma_sum, []
-        total = sufficient.compile_sum(family, np.eye(family.size), gamma, N, study.domain, "float64")
+        linear, totals = WalkSource(family, study.model, study.bounds.range, 1.5, N).linear, []
         for point in points:
             changed = data["y"].copy()
             changed[7] = point
             table = records.load({"y": changed}, study.domain)
-            totals.append(np.asarray(total(table.on_device())).astype(np.float64))
+            totals.append(LocalEngine(table, study).sum(linear.statistic))
         natural = jax.jit(lambda at: family.natural(study.model.constrain(at)))
-        scalar = jax.jit(lambda v, s: jnp.round((v * gamma) @ s / question.gamma))
+        scalar = jax.jit(linear.exact)
         ends = jax.jit(study.bounds.range)
         rng = np.random.default_rng(0)
         for _ in range(10):
             other = np.asarray(theta) + 0.3 * rng.normal(size=len(theta))
             v = natural(other) - natural(theta)
-            answers = [float(scalar(v, each)) * question.gamma for each in totals]
+            answers = [float(scalar(each, v)) * linear.gamma for each in totals]
             lo, hi = ends(theta, other)
-            assert max(answers) - min(answers) <= float(hi - lo) * (1 + 1e-9) + question.gamma * 2
+            assert max(answers) - min(answers) <= float(hi - lo) * (1 + 1e-9) + linear.gamma * 2
             assert max(answers) - min(answers) >= float(hi - lo) * (1 - 1e-6)
 
 
@@ -132,13 +133,12 @@ def test_records_that_rounding_left_outside_a_ball_are_put_back(walk):
     outside[0] *= 1 + 9e-7
     sums = []
     with jax.enable_x64(True):
-        for table in (records.load({"y": y}, study.domain).on_device() for y in (inside, outside)):
-            if walk:
-                sums.append(sufficient.exact_sum(family, np.eye(3), 2.0**-40, N, study.domain, table, "float64"))
-            else:
-                kernel = Langevin(np.eye(3) * 0.05, 0.1, public_part(family, study.model, N))
-                question = langevin.LangevinQuestion(family, study.model, kernel, 0.3, N, 1)
-                sums.append(langevin.exact_sum(question, study.domain, table, "float64"))
+        query = statistic_sum(family, np.eye(3), 2.0**-40, N)
+        if not walk:
+            kernel = Langevin(np.eye(3) * 0.05, 0.1, public_part(family, study.model, N))
+            query = LangevinSource(family, kernel, 0.3, N, 1).statistic
+        for y in (inside, outside):
+            sums.append(LocalEngine(records.load({"y": y}, study.domain), study).sum(query))
     assert np.max(np.abs(np.asarray(sums[0]) - np.asarray(sums[1]))) <= 1
 
 
@@ -153,4 +153,4 @@ def test_the_float_error_that_is_charged_is_never_exceeded(size):
             got = Fraction(float(product(jnp.asarray(v), jnp.asarray(total))))
             pairs = [(Fraction(a), int(b)) for a, b in zip(v.tolist(), total, strict=True)]
             error = abs(got - sum(a * b for a, b in pairs))
-            assert error <= Fraction(sufficient.float_error(size)) * sum(abs(a * b) for a, b in pairs)
+            assert error <= Fraction(float_error(size)) * sum(abs(a * b) for a, b in pairs)

@@ -29,7 +29,7 @@ def run_chains(
 ) -> np.ndarray:
     """Unconstrained draws (step, chain, dimension) from the vault itself: real sums, real noise."""
     table = records.load(data, study.domain)
-    vault = Vault(table, study.model, study.domain, study.bounds, Endless(), family=study.family, source=source)  # type: ignore[arg-type]
+    vault = Vault(table, study, Endless(), source=source)  # type: ignore[arg-type]
     stream = PublicStream(seed, chains)
     states = starting_states(study, kernel, stream, start, chains)
     vault.begin(kernel, sigma, states)

@@ -17,9 +17,10 @@ from helpers import FALSE_ALARM
 from sfumato.kernel import Guided, PublicStream, RandomWalk, State, penalty
 from sfumato.kernel.loop import compile_loop
 from sfumato.study.target import make_study
-from sfumato.vault import lattice, scan
-from sfumato.vault.blocks import Rows
+from sfumato.vault import lattice
+from sfumato.vault.blocks import Evaluation, Fresh, Rows
 from sfumato.vault.gaussian import ExactSource
+from sfumato.vault.queries.ratio import RatioSource
 
 N, REPLICATIONS, STEPS, BURN, BINS = 60, 320, 3_000, 600, 16
 CHAINS = 4
@@ -69,12 +70,13 @@ def ranks(name, kernel_class, noise_factor=1.0, sigma=1.5):
     gamma = lattice.choose_gamma(sigma, N)
     rng = np.random.default_rng(7)
     with jax.enable_x64(True):
-        question = scan.Question(study.model, study.domain, study.bounds.range, sigma, gamma, N, N, CHAINS, "float64")
-        run = compile_loop(scan.Ratios(question), study.model.log_prior, options=scan.WIDE)
-        start_terms = jax.jit(lambda r, t: scan.terms(question, r, t))
+        how = Evaluation(study.model, study.domain, "float64")
+        source = RatioSource(how, study.bounds.range, gamma, sigma, N, cached=True)
+        run = compile_loop(source, study.model.log_prior, options=source.options)
+        start_terms = jax.jit(how.terms_of_all)
         log_prior = jax.jit(jax.vmap(study.model.log_prior))
         prior, constrain = jax.jit(study.model.sample_prior), jax.jit(study.model.constrain)
-        source = ExactSource(sigma / gamma * noise_factor)
+        drawn = ExactSource(sigma / gamma * noise_factor)
         out = []
         for replication in range(REPLICATIONS):
             truth = prior(jax.random.key(replication))
@@ -83,7 +85,7 @@ def ranks(name, kernel_class, noise_factor=1.0, sigma=1.5):
             stream = PublicStream(replication, CHAINS)
             theta = jnp.broadcast_to(truth, (CHAINS, study.model.dim))
             states = State(theta, log_prior(theta), jnp.asarray(stream.directions(study.model.dim)))
-            noise = jnp.asarray(source.draw(STEPS * CHAINS).reshape(STEPS, CHAINS))
+            noise = Fresh(jnp.asarray(drawn.draw(STEPS * CHAINS).reshape(STEPS, CHAINS)))
             draws = stream.peek(kernel, STEPS)
             answered, _ = run(data, kernel, states, start_terms(data, theta), draws, noise, STEPS, lattice.BEYOND)
             steps = int(answered.steps)

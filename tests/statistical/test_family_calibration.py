@@ -24,9 +24,11 @@ from sfumato.kernel.loop import compile_loop
 from sfumato.model.trials import as_model_input
 from sfumato.study.target import make_study
 from sfumato.tools.quick_jit import quick_jit
-from sfumato.vault import langevin, sufficient
-from sfumato.vault.blocks import Fresh, Rows
+from sfumato.vault import lattice
+from sfumato.vault.blocks import Evaluation, Fresh, Rows
 from sfumato.vault.gaussian import ExactSource
+from sfumato.vault.queries import linear
+from sfumato.vault.queries.linear import LangevinSource, WalkSource
 
 f = sf.families
 N, REPLICATIONS, THIN, OTHERS, BINS = 25, 600, 5, 20, 7
@@ -68,8 +70,8 @@ FAMILIES = {
 @pytest.fixture(autouse=True)
 def no_charge(monkeypatch):
     """Domains too wide to bind cost more than 64 bits can count; charges are tested elsewhere."""
-    monkeypatch.setattr(langevin, "cost_quanta", lambda mu_squared: 1)
-    monkeypatch.setattr(sufficient, "QUANTA_PER_UNIT", 2.0**-20)
+    monkeypatch.setattr(linear, "cost_quanta", lambda mu_squared: 1)
+    monkeypatch.setattr(lattice, "QUANTA_PER_UNIT", 2.0**-20)
 
 
 def draw_worlds(family, model):
@@ -128,10 +130,16 @@ def in_parts(run, *arguments):
     return np.concatenate(thetas), np.concatenate(decisions)
 
 
+def statistics_of(study, query, columns):
+    """Exact sums of many tables at once."""
+    total = query.program(Evaluation(study.model, study.domain, "float64"))
+    return jax.vmap(lambda table: total(Rows(table), *query[1:]))(columns)
+
+
 def run_langevin(family, study, thetas, columns, h, sigma, noise_factor=1.0):
     kernel = Langevin(whitening(family, study.model, thetas), h, public_part(family, study.model, N))
-    question = langevin.LangevinQuestion(family, study.model, kernel, sigma, N, 1)
-    sums = jax.vmap(lambda c: langevin.exact_sum(question, study.domain, Rows(c), "float64"))(columns)
+    source = LangevinSource(family, kernel, sigma, N, 1)
+    sums = statistics_of(study, source.statistic, columns)
     start, worlds = both_ways(thetas, REPLICATIONS)
     dim = start.shape[-1]
     states = State(
@@ -140,11 +148,10 @@ def run_langevin(family, study, thetas, columns, h, sigma, noise_factor=1.0):
         jnp.ones_like(start),
         jnp.full_like(start, jnp.nan),
     )
-    source = langevin.Corrections(question)
     loop = compile_loop(source, study.model.log_prior, first=source.first)
     fresh = Fresh(
-        noise_for(kernel.proposal_sigma / question.gamma * noise_factor, worlds, STEPS, 1, dim),
-        noise_for(sigma / question.gamma_scalar, worlds, STEPS, 1),
+        vectors=noise_for(source.noises[0][0] * noise_factor, worlds, STEPS, 1, dim),
+        scalars=noise_for(source.noises[1][0], worlds, STEPS, 1),
     )
     return in_parts(
         partial(run_loop, loop, kernel), jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds), fresh
@@ -157,16 +164,15 @@ def run_loop(loop, kernel, total, states, draws, fresh, limit, allowance):
 
 def run_guided(family, study, thetas, columns, step, sigma):
     kernel = Guided(whitening(family, study.model, thetas), step)
-    question = sufficient.ScalarQuestion(family, study.model, study.bounds.range, sigma, N)
-    root, gamma = np.eye(family.size), question.gamma_sum
-    sums = jax.vmap(lambda c: sufficient.exact_sum(family, root, gamma, N, study.domain, Rows(c), "float64"))(columns)
+    source = WalkSource(family, study.model, study.bounds.range, sigma, N)
+    sums = statistics_of(study, source.linear.statistic, columns)
     start, worlds = both_ways(thetas, REPLICATIONS)
     dim = start.shape[-1]
     sign = np.random.default_rng(5).choice([-1.0, 1.0], (REPLICATIONS, 1, dim))
     direction = jnp.asarray(np.stack([-sign, sign], axis=1).reshape(worlds, 1, dim))
     states = State(start, quick_jit(jax.vmap(jax.vmap(study.model.log_prior)))(start), direction)
-    noise = noise_for(sigma / question.gamma, worlds, STEPS, 1)
-    loop = compile_loop(sufficient.Scalars(question), study.model.log_prior)
+    noise = Fresh(noise_for(source.noises[0][0], worlds, STEPS, 1))
+    loop = compile_loop(source, study.model.log_prior)
     return in_parts(
         partial(run_loop, loop, kernel), jnp.repeat(sums, 2, axis=0), states, draws_for(kernel, worlds), noise
     )

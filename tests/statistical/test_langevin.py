@@ -12,8 +12,11 @@ from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, State, penalty
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study.target import make_study
-from sfumato.vault import blocks, langevin, records
+from sfumato.vault import records
+from sfumato.vault.blocks import Evaluation, Rows
+from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries.linear import LangevinSource
 from sfumato.vault.vault import Vault
 from statistical.harness import run_chains
 
@@ -99,9 +102,7 @@ def test_the_log_ratio_is_that_of_the_proposal_as_a_normal_density():
 def small_vault(ledger, cap, h=0.3, sigma=0.3, chains=2):
     vault = Vault(
         records.load({"y": Y}, STUDY.domain),
-        STUDY.model,
-        STUDY.domain,
-        STUDY.bounds,
+        STUDY,
         ledger.account("a", cap),
         family=FAMILY,
     )
@@ -137,8 +138,7 @@ def test_a_step_whose_second_query_does_not_fit_goes_on_where_it_stopped():
     cap = 10 * QUANTA_PER_UNIT
     with Ledger.in_memory(cap) as ledger:
         vault, stream, states, kernel = small_vault(ledger, cap)
-        question = langevin.LangevinQuestion(FAMILY, STUDY.model, kernel, 0.3, N, 2)
-        first = 2 * question.first_cost()
+        first = 2 * LangevinSource(FAMILY, kernel, 0.3, N, 2).corrections.first_cost
         stopped = vault.chunk(states, stream.peek(kernel, 10), 10, first + 1, first + 1)
         assert (stopped.steps, stopped.spent) == (0, first)
         pending = np.asarray(stopped.states.pending)
@@ -158,20 +158,20 @@ def test_the_scalar_charge_covers_any_pair_of_records():
     root = np.linalg.cholesky(np.eye(3) * 0.02 + 0.01)
     with jax.enable_x64(True):
         kernel = Langevin(root, 0.3, public_part(family, study.model, 60))
-        question = langevin.LangevinQuestion(family, study.model, kernel, 0.3, 60, 1)
+        query = LangevinSource(family, kernel, 0.3, 60, 1).statistic
         table = np.arange(60) % 4
-        sums, total = [], langevin.compile_sum(question, study.domain, "float64")
+        sums = []
         for value in range(4):
             changed = table.copy()
             changed[7] = value
-            sums.append(np.asarray(total(records.load({"y": changed}, study.domain).on_device())))
-        differences = [(a - b) * question.gamma for a in sums for b in sums]
+            sums.append(LocalEngine(records.load({"y": changed}, study.domain), study).sum(query))
+        differences = [(a - b) * query.gamma for a in sums for b in sums]
         diameter = float(family.whitened_diameter(jnp.asarray(root)))
-        assert max(np.linalg.norm(d) for d in differences) <= diameter + question.gamma * 3**0.5
+        assert max(np.linalg.norm(d) for d in differences) <= diameter + query.gamma * 3**0.5
         directions = np.random.default_rng(0).normal(size=(20, 3))
         widths = np.asarray(jax.jit(jax.vmap(family.width))(directions @ root.T))
         moved = np.abs(directions @ np.stack(differences).T).max(axis=1)
-        assert np.all(moved <= widths + question.gamma * np.abs(directions).sum(axis=1))
+        assert np.all(moved <= widths + query.gamma * np.abs(directions).sum(axis=1))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1000.0, 1010.0), (2000.0, 2010.0)])
@@ -186,12 +186,12 @@ def test_both_charges_cover_what_a_record_moves_far_from_zero(low, high, precisi
         covariance = np.linalg.inv(n * np.cov(statistics.T) + 1e-12 * np.eye(2))
         root = np.linalg.cholesky((covariance + covariance.T) / 2)
         kernel = Langevin(root, 0.1, lambda phi: phi.sum())
-        question = langevin.LangevinQuestion(family, study.model, kernel, 0.3, n, 1)
-        total = langevin.compile_sum(question, study.domain, precision)
-        one = [np.asarray(total(blocks.Rows({"y": np.array([y])}))) for y in ys]
-        moved = (np.stack(one)[:, None] - np.stack(one)[None]).reshape(-1, 2) * question.gamma
-        first = question.first_mu_squared() ** 0.5 * kernel.proposal_sigma
-        assert np.max(np.linalg.norm(moved, axis=1)) <= first
+        linear = LangevinSource(family, kernel, 0.3, n, 1).corrections.linear
+        query = linear.statistic
+        total = jax.jit(query.program(Evaluation(study.model, study.domain, precision)))
+        one = [np.asarray(total(Rows({"y": np.array([y])}), *query[1:])) for y in ys]
+        moved = (np.stack(one)[:, None] - np.stack(one)[None]).reshape(-1, 2) * query.gamma
+        assert np.max(np.linalg.norm(moved, axis=1)) <= query.moved
         directions = np.concatenate([np.eye(2), rng.normal(size=(20, 2))])
-        widths = jax.jit(jax.vmap(langevin.scalar_width(question)))(directions)
+        widths = jax.jit(lambda u: linear.widths(linear.proven(u), u))(directions)
         assert np.all(np.max(np.abs(moved @ directions.T), axis=0) <= np.asarray(widths))

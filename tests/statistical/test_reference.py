@@ -14,10 +14,13 @@ import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.kernel import PublicStream, ReferenceLangevin, State, penalty
 from sfumato.paper import expected_acceptance
-from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.privacy.budget import QUANTA_PER_UNIT, cost_quanta
 from sfumato.study.target import make_study
-from sfumato.vault import records, reference
+from sfumato.vault import blocks, lattice, records
+from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries.remainder import Change, sum_change
+from sfumato.vault.queries.vector import score_sum
 from sfumato.vault.vault import Vault
 from statistical.harness import grid_posterior, moment_p_values, run_chains
 
@@ -104,28 +107,28 @@ def flow(sigma_of, h=1.0, shorter=1.0, wider=0.0):
     """
     kernel = kernel_of(h)
     with jax.enable_x64(True):
-        rows = records.load(DATA, STUDY.domain).on_device()
+        table = LocalEngine(records.load(DATA, STUDY.domain), STUDY)
+        rows, how, gamma = table.records, table.how, lattice.choose_gamma(0.5, N)
         near = STUDY.near
         proven = near.at(kernel.centre, kernel.matrix)
-        question = reference.ReferenceQuestion(STUDY.model, STUDY.domain, near, h, 0.5, N, N, 1, "float64")
         short = {name: shorter * getattr(proven.body, name) for name in ("slope_low", "slope_high")}
-        vectors = reference.all_vectors(question, rows, proven.body._replace(**short))
+        vectors = table.vectors_at(proven.body._replace(**short))
         s_n = vectors.sum(0)
 
         def log_posterior(t):
-            return STUDY.model.log_prior(t) + reference.terms(question, rows, t).sum()
+            return STUDY.model.log_prior(t) + how.terms(rows, t).sum()
 
         @jax.jit
         def known_and_scalar(a, b):
             known = kernel.known(a, b)
             lo, hi = near.range(proven.anchor, a, b, b - a - known.along)
-            clamp = reference.lattice.clamp_for(lo - wider, hi + wider, question.gamma_scalar, N)
-            here = (a, reference.terms(question, rows, a))
-            total, _ = reference.scalar_sum(question, rows, here, b, known.along, clamp, vectors)
+            clamp = lattice.clamp_for(lo - wider, hi + wider, gamma, N)
+            change = Change(a, how.terms(rows, a), b, known.along, clamp)
+            total, _ = sum_change(how, near, rows, change, vectors, gamma)
             m = kernel.matrix @ kernel.matrix.T
             mean = a + h / 2 * m @ (s_n + kernel.drift(a))
             log_q = jax.scipy.stats.norm.logpdf(b[0], mean[0], jnp.sqrt(h * (1 - h / 4) * m[0, 0]))
-            return known.log_ratio + total * question.gamma_scalar, log_posterior(a) + log_q, hi - lo
+            return known.log_ratio + total * gamma, log_posterior(a) + log_q, hi - lo
 
         gaps = []
         for a, b in np.random.default_rng(0).normal(MEAN, 1.5 * SD, size=(40, 2)):
@@ -201,8 +204,7 @@ def test_chains_may_have_a_reference_point_each_with_a_region_of_its_own():
         states = State(theta, log_prior, jnp.ones((2, 1)), jnp.full((2, 1), jnp.nan))
     with Ledger.in_memory(2**60) as ledger:
         vault = Vault(
-            records.load(DATA, STUDY.domain), STUDY.model, STUDY.domain, STUDY.bounds, ledger.account("a", 2**60),
-            near=STUDY.near,
+            records.load(DATA, STUDY.domain), STUDY, ledger.account("a", 2**60),
         )  # fmt: skip
         vault.begin_each([near, far], 0.5, states)
         chunk = vault.chunk(states, PublicStream(0, 2).peek(near, 200), 200, 2**58)
@@ -217,8 +219,7 @@ def test_chains_may_have_a_reference_point_each_with_a_region_of_its_own():
 
 def small_vault(ledger, cap, h=0.5, sigma=0.4, chains=2):
     vault = Vault(
-        records.load(DATA, STUDY.domain), STUDY.model, STUDY.domain, STUDY.bounds, ledger.account("a", cap),
-        near=STUDY.near,
+        records.load(DATA, STUDY.domain), STUDY, ledger.account("a", cap),
     )  # fmt: skip
     with jax.enable_x64(True):
         theta = jnp.full((chains, 1), MEAN)
@@ -234,9 +235,9 @@ def small_vault(ledger, cap, h=0.5, sigma=0.4, chains=2):
 
 
 def first_cost(kernel, chains=2):
-    gradients = STUDY.near.at(kernel.centre, kernel.matrix).gradients
-    gamma = reference.lattice.choose_gamma(kernel.proposal_sigma, N)
-    return chains * reference.first_cost(gradients, kernel.proposal_sigma, gamma)
+    proven = STUDY.near.at(kernel.centre, kernel.matrix)
+    scores = score_sum(proven, kernel.matrix, lattice.choose_gamma(kernel.proposal_sigma, N), N)
+    return chains * cost_quanta((scores.moved / kernel.proposal_sigma) ** 2)
 
 
 def test_every_step_is_charged_for_both_queries_and_the_cap_holds():
@@ -294,28 +295,23 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
     """Kept terms or not, one row a person or one with a count: the same integers."""
     kernel = kernel_of(1.0)
     with jax.enable_x64(True):
-        question = reference.ReferenceQuestion(STUDY.model, STUDY.domain, STUDY.near, 1.0, 0.5, N, N, 1, "float64")
-        point = jax.tree.map(lambda a: a[0], reference.point_at(question, [kernel]))
+        gamma, proven = lattice.choose_gamma(0.5, N), STUDY.near.at(kernel.centre, kernel.matrix)
+        scores = score_sum(proven, kernel.matrix, gamma, N)
         doubled = {k: np.concatenate([v[:30], v[:30]]) for k, v in DATA.items()}
         plain = records.load(doubled, STUDY.domain)
         counted = records.Records({k: v[:30] for k, v in plain.columns.items()}, N, np.full(30, 2))
-        monkeypatch.setattr(reference, "BLOCK", 7)
+        monkeypatch.setattr(blocks, "BLOCK", 7)
         a, b = jnp.array([MEAN]), jnp.array([MEAN + 0.4])
         known = jax.jit(kernel.known)(a, b)
-        lo, hi = jax.jit(STUDY.near.range)(point.anchor, a, b, b - a - known.along)
-        clamp = reference.lattice.clamp_for(lo, hi, question.gamma_scalar, N)
-        at = point.body, point.matrix, point.low, point.high
+        lo, hi = jax.jit(STUDY.near.range)(proven.anchor, a, b, b - a - known.along)
+        clamp = lattice.clamp_for(lo, hi, gamma, N)
         totals, scalars = [], []
-        for table in (plain, counted):
-            rows = table.on_device()
-            totals.append(np.asarray(jax.jit(lambda r: reference.exact_total(question, r, *at))(rows)))
-            kept = jax.jit(lambda r: reference.terms(question, r, a))(rows)
-            vectors = jax.jit(lambda r: reference.all_vectors(question, r, point.body))(rows)
-            for own in (vectors, point.body):
-                total, _ = jax.jit(lambda r, k, v: reference.scalar_sum(question, r, (a, k), b, known.along, clamp, v))(
-                    rows, kept, own
-                )
-                scalars.append(int(total))
+        for table in (LocalEngine(part, STUDY) for part in (plain, counted)):
+            totals.append(table.sum(scores))
+            change = Change(a, table.terms(a[None])[0], b, known.along, clamp)
+            for own in (table.vectors_at(proven.body), proven.body):
+                run = jax.jit(lambda r, c, v, how=table.how: sum_change(how, STUDY.near, r, c, v, gamma))
+                scalars.append(int(run(table.records, change, own)[0]))
         assert np.array_equal(*totals)
         # Block by block the derivative along v is taken another way, so the last bit of a term may differ.
         assert max(scalars) - min(scalars) <= N

@@ -19,9 +19,9 @@ from sfumato.model import from_numpyro
 from sfumato.planner.advice import advice
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study.target import make_study
-from sfumato.vault import moments
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.ledger.account import MAX_CAP
+from sfumato.vault.queries.vector import pilot_gamma
 from sfumato.vault.records import load
 from sfumato.vault.vault import Vault
 from statistical.harness import starting_states
@@ -119,12 +119,12 @@ def test_log_ndtr_of_a_column_has_a_bound():
 
 def test_long_vectors_get_a_coarser_lattice_and_never_one_coarser_than_the_noise_allows():
     """A pilot of a hopeless plan asks for sums of vectors as long as its noise is wide: that fits 64 bits."""
-    fine = moments.gamma_for(1000, 1.0, 20.0)
+    fine = pilot_gamma(1000, 1.0, 20.0)
     assert fine <= 2.0**-36 * 20 and fine <= 2.0**-9 / 1000
-    far = moments.gamma_for(1000, 1e20, 2e21)
+    far = pilot_gamma(1000, 1e20, 2e21)
     assert far <= 2.0**-36 * 2e21 and 1000 * 1e20 / far <= 2.0**61
     with pytest.raises(InvalidInput, match="must fit 64 bits"):
-        moments.gamma_for(1000, 1e20, 1.0)
+        pilot_gamma(1000, 1e20, 1.0)
 
 
 def test_a_chunk_may_expect_more_than_any_account_has():
@@ -138,7 +138,7 @@ def test_a_chunk_may_expect_more_than_any_account_has():
     stream = PublicStream(0, chains)
     with Ledger.in_memory(QUANTA_PER_UNIT) as ledger:
         account = ledger.account("run", QUANTA_PER_UNIT)
-        vault = Vault(load({"y": [0, 1] * 20}, study.domain), study.model, study.domain, study.bounds, account)
+        vault = Vault(load({"y": [0, 1] * 20}, study.domain), study, account)
         states = starting_states(study, kernel, stream, np.zeros(1), chains)
         vault.begin(kernel, 5.0, states)
         try:

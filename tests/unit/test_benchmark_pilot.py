@@ -60,7 +60,7 @@ def test_a_simulated_release_is_what_a_vault_answers(bench, coin):
     with Ledger.in_memory(cap_quanta(40.0)) as ledger, jax.enable_x64(True):
         account = ledger.account("run", cap_quanta(40.0))
         table = records.load(coin.table(bench.FOLDER), study.domain)
-        vault = Vault(table, study.model, study.domain, study.bounds, account)
+        vault = Vault(table, study, account)
         for what in ("gradient", "information"):
             asked = (what, theta, matrix, radius, sigma)
             assert mine(*asked) == pytest.approx(vault.release(*asked), abs=10 * sigma)

@@ -13,7 +13,9 @@ from sfumato.model import from_numpyro
 from sfumato.model.support import trial_records
 from sfumato.model.trials import as_model_input, check_densities
 from sfumato.model.whole import check_whole
-from sfumato.vault.moments import compile_sum
+from sfumato.study.target import Study
+from sfumato.vault.engine import LocalEngine
+from sfumato.vault.queries.vector import PilotSum
 from sfumato.vault.records import load
 
 
@@ -128,11 +130,10 @@ def test_the_square_of_60_000_does_not_wrap_round_in_vault_and_made_up_records()
     records = load({"x": np.array([60_000, 60_000]), "y": np.array([1.0, 1.0])}, LARGE)
     assert records.columns["x"].dtype == np.int32  # stored narrow
     assert as_model_input(LARGE["x"], np.array([6e4])).dtype == np.int64
-    with jax.enable_x64(True):
-        total = compile_sum("gradient", model, LARGE, "float64")
-        gamma = 2.0**-30
-        found = total(records.on_device(), *map(jnp.asarray, (np.zeros(1), np.eye(1), np.zeros(1), 1e3, gamma)))
-    np.testing.assert_allclose(np.asarray(found) * gamma, [2 * 3.6], rtol=1e-6)
+    gamma = 2.0**-30
+    query = PilotSum("gradient", np.zeros(1), np.eye(1), np.zeros(1), 1e3, gamma)
+    found = LocalEngine(records, Study(model, LARGE, None)).sum(query)
+    np.testing.assert_allclose(found * gamma, [2 * 3.6], rtol=1e-6)
 
 
 def test_whole_columns_beyond_32_bits_are_taken_and_beyond_2_to_the_53_refused():

@@ -22,7 +22,7 @@ for small h, the exact log acceptance ratio is
 
 The braces are a sum over records again, of second order in the step: the second query, with its own noise and penalty. The
 ratio is exact for any vector of the record in place of :math:`\nabla\ell(y_i,\theta^*)`, if :math:`S_n` is the sum of the same
-vectors: so the vault may cut them (`vault.reference`).
+vectors: so the vault may cut them (`vault.queries.vector`).
 :math:`\theta^*`, J and M need not be good: they cost efficiency, never exactness.
 """
 

@@ -225,10 +225,7 @@ def open_table(
     about = {"model": study.model.fingerprint(), "n": table.n}
     account, own = open_account(ledger, ledger_path, run_id, cap_quanta(mu), about, resuming=resuming)
     with _closed_on_failure(own):
-        vault = Vault(
-            table, study.model, study.domain, study.bounds, account, precision=precision, family=study.family,
-            near=study.near, source=source,
-        )  # fmt: skip
+        vault = Vault(table, study, account, precision=precision, source=source)
     facts = facts_of(study, vault, name, epsilon, delta, mu, outside, precision, own is None)
     return TableAccess(vault, account, facts, own)
 

@@ -16,7 +16,6 @@ from sfumato.kernel import State
 from sfumato.protocol.questions import Release
 from sfumato.study.target import Study
 from sfumato.vault import records
-from sfumato.vault.counting import count_records
 from sfumato.vault.ledger import Account, Ledger
 from sfumato.vault.noise import Source
 from sfumato.vault.vault import Vault
@@ -47,18 +46,14 @@ class Stage(Vault):
     ) -> None:
         self._cap, self._ledger = cap, Ledger.in_memory(cap)
         self.asked: list[Release] = []
-        super().__init__(
-            records.load(table, study.domain), study.model, study.domain, study.bounds, self._ledger.account("run", cap),
-            family=study.family, near=study.near, source=source,
-        )  # fmt: skip
+        super().__init__(records.load(table, study.domain), study, self._ledger.account("run", cap), source=source)
 
     def show(self, table: Mapping[str, Any]) -> None:
         """Put another table of as many made-up records behind the wall."""
-        loaded = records.load(table, self._domain)
+        loaded = records.load(table, self._study.domain)
         if loaded.n != self.n:
             raise ValueError(f"tables of one stage have one size, {self.n}, got {loaded.n}.")
-        with jax.enable_x64(True):
-            self._records = count_records(loaded, self._domain).on_device()
+        self._engine.load(loaded)
 
     def open_account(self) -> Account:
         """Open a ledger and an account for the next run."""

@@ -1,8 +1,8 @@
-"""A finite domain has so many kinds of record; a table over it is how many people there are of each.
+"""A finite domain has so many possible records; a table over it is how many people there are of each.
 
-Four yes-or-no questions make sixteen kinds, whoever answers them. A step of the chain then evaluates sixteen rows
-instead of two hundred thousand, and multiplies integers by counts: the sum is the same, bit for bit. All kinds of the
-domain are kept, also those nobody is of, so what a step costs depends on the domain alone and says nothing about the
+Four yes-or-no questions make sixteen possible records, whoever answers them. A step of the chain then evaluates sixteen rows
+instead of two hundred thousand, and multiplies integers by counts: the sum is the same, bit for bit. All possible
+records are kept, also those nobody has, so what a step costs depends on the domain alone and says nothing about the
 records.
 """
 
@@ -15,7 +15,7 @@ from sfumato.domain import Domain
 from sfumato.vault.records import Records
 
 WORTHWHILE = 2
-"""Counting pays as soon as there are so many times fewer kinds than records."""
+"""Counting pays as soon as there are so many times fewer possible records than records."""
 
 
 def possible_records(domain: Mapping[str, Domain]) -> int | None:
@@ -26,9 +26,9 @@ def possible_records(domain: Mapping[str, Domain]) -> int | None:
 
 
 def count_records(records: Records, domain: Mapping[str, Domain]) -> Records:
-    """Replace records by the kinds of their domain with counts, where that is shorter; the choice is public."""
-    kinds = possible_records(domain)
-    if records.counts is not None or kinds is None or kinds * WORTHWHILE > records.n:
+    """Replace records by the possible ones of their domain with counts, where that is shorter; the choice is public."""
+    count = possible_records(domain)
+    if records.counts is not None or count is None or count * WORTHWHILE > records.n:
         return records
     lows = [int(x) for name in domain for x in np.ravel(domain[name].lo)]
     sizes = [int(x) + 1 for name in domain for x in np.ravel(domain[name].hi - domain[name].lo)]
@@ -36,11 +36,11 @@ def count_records(records: Records, domain: Mapping[str, Domain]) -> Records:
     code = np.zeros(records.n, np.int64)
     for value, low, size in zip(flat, lows, sizes, strict=True):
         code = code * size + (value.astype(np.int64) - low)
-    counts = np.bincount(code, minlength=kinds).astype(np.int64)
-    grid = np.stack(np.unravel_index(np.arange(kinds), sizes), axis=1) + np.asarray(lows)
+    counts = np.bincount(code, minlength=count).astype(np.int64)
+    grid = np.stack(np.unravel_index(np.arange(count), sizes), axis=1) + np.asarray(lows)
     columns, at = {}, 0
     for name, column in domain.items():
-        part = grid[:, at : at + column.size].reshape(kinds, *column.shape)
+        part = grid[:, at : at + column.size].reshape(count, *column.shape)
         columns[name] = part.astype(records.columns[name].dtype)
         at += column.size
     return Records(columns, records.n, counts)

@@ -61,6 +61,11 @@ def clamp_for(lo: Array, hi: Array, gamma: float, n: int) -> Clamp:
     return Clamp(safe_lo.astype(jnp.int64), safe_hi.astype(jnp.int64), admissible)
 
 
+def answerable(lo: Array, hi: Array) -> Clamp:
+    """Integer ranges that were found admissible before."""
+    return Clamp(lo, hi, jnp.ones(lo.shape, bool))
+
+
 def to_lattice(terms: Array, clamp: Clamp, gamma: float) -> Array:
     """Round real terms to integers, then clamp the integers.
 
@@ -81,9 +86,14 @@ def cost(clamp: Clamp, gamma: float, sigma: float) -> Array:
 
     A pair that is not asked costs nothing. A sum beyond 64 bits saturates: it is more than any allowance.
     """
-    mu = width(clamp, gamma) / sigma
+    return quanta_of(width(clamp, gamma), clamp.admissible, sigma)
+
+
+def quanta_of(widths: Array, answered: Array, sigma: float) -> Array:
+    """Whole quanta of scalars of these widths, those that are answered, all together."""
+    mu = widths / sigma
     quanta = jnp.maximum(jnp.ceil(mu * mu * (ROUNDING_GUARD * QUANTA_PER_UNIT)), 1.0)
-    quanta = jnp.where(clamp.admissible, quanta, 0.0)
+    quanta = jnp.where(answered, quanta, 0.0)
     fits = quanta.sum() < 2.0**62
     return jnp.where(fits, jnp.where(fits, quanta, 0.0).astype(jnp.int64).sum(), BEYOND)
 

@@ -9,8 +9,7 @@ import numpy as np
 from sfumato.study.target import Study
 from sfumato.vault.closed import closed
 from sfumato.vault.counting import WORTHWHILE, possible_records
-from sfumato.vault.engine import Asked, Bend, Place, Price, Spot
-from sfumato.vault.langevin import LangevinQuestion
+from sfumato.vault.engine import Query
 from sfumato.vault.ray_shards import RayShards
 
 
@@ -30,8 +29,9 @@ class RayEngine:
 
     def __init__(self, shards: RayShards, study: Study, *, own: bool = False) -> None:
         self._shards, self._own = shards, own
-        kinds = possible_records(study.domain)
-        self._rows = shards.largest if kinds is None or kinds * WORTHWHILE > shards.largest else kinds
+        possible = possible_records(study.domain)
+        counted = possible is not None and possible * WORTHWHILE <= shards.largest
+        self._rows = possible if counted and possible is not None else shards.largest
         self._name = shards.open(study)
 
     @property
@@ -49,31 +49,13 @@ class RayEngine:
         """Sums are computed by the actors."""
         return False
 
-    def ratio(self, spot: Spot) -> np.ndarray:
-        """Integer log-likelihood ratio of every chain."""
-        return self._shards.sum(self._name, "ratio", spot)
-
-    def priced_ratio(self, price: Price, asked: Asked) -> None:
+    def at_once(self, chains: int) -> bool:
         """No: actors are asked once the price is known, and paid."""
-        return None
+        return False
 
-    def vector(
-        self, what: str, theta: np.ndarray, matrix: np.ndarray, centre: np.ndarray, radius: float, gamma: float
-    ) -> np.ndarray:
-        """Integer sum of a pilot's vectors, each less the centre and cut to the radius."""
-        return self._shards.sum(self._name, "vector", what, theta, matrix, centre, radius, gamma)
-
-    def statistic(self, question: LangevinQuestion) -> np.ndarray:
-        """Integer sum of whitened statistics, less the middle of their range."""
-        return self._shards.sum(self._name, "statistic", question)
-
-    def gradient(self, place: Place) -> np.ndarray:
-        """Integer sum of whitened gradients at a reference point."""
-        return self._shards.sum(self._name, "gradient", place)
-
-    def remainder(self, bend: Bend) -> np.ndarray:
-        """Integer sum of every chain's second-order scalars."""
-        return self._shards.sum(self._name, "remainder", bend)
+    def sum(self, query: Query) -> np.ndarray:
+        """Integer sum over all shards."""
+        return self._shards.sum(self._name, query)
 
     def forget(self) -> None:
         """Drop kept terms in every actor."""

@@ -24,7 +24,7 @@ from sfumato.errors import InvalidData, InvalidInput, SfumatoError
 from sfumato.study.target import Study
 from sfumato.tools.progress import Tick
 from sfumato.vault.closed import closed
-from sfumato.vault.engine import LocalEngine
+from sfumato.vault.engine import LocalEngine, Query
 from sfumato.vault.ray_table import RayTable
 from sfumato.vault.records import Records, check_outside, check_precision
 from sfumato.vault.shards import Shard, deal_out, find_files, pieces_of, read_shard
@@ -79,11 +79,11 @@ class Worker:
         self._studies[name] = study
         self._engine(name)
 
-    def sum(self, name: int, what: str, *arguments: Any) -> np.ndarray:
-        """Partial sum: a method of the run's engine, by name."""
+    def sum(self, name: int, query: Query) -> np.ndarray:
+        """Partial sum of a run's query."""
         lock, engine = self._engine(name)
         with lock:
-            return cast(np.ndarray, getattr(engine, what)(*arguments))
+            return engine.sum(query)
 
     def forget(self, name: int) -> None:
         """Drop what a run keeps between rounds."""
@@ -240,9 +240,9 @@ class RayShards:
         self._all("open", name, shared)
         return name
 
-    def sum(self, name: int, what: str, *arguments: Any) -> np.ndarray:
+    def sum(self, name: int, query: Query) -> np.ndarray:
         """Ask every actor and add up. Whole numbers: the order, and who was asked twice, does not matter."""
-        return np.asarray(np.sum(self._all("sum", name, what, *arguments), axis=0, dtype=np.int64))
+        return np.asarray(np.sum(self._all("sum", name, query), axis=0, dtype=np.int64))
 
     def forget(self, name: int) -> None:
         """Drop what a run keeps between rounds, in every actor."""

@@ -13,28 +13,22 @@ and as a whole, before the first copy is drawn. A release that breaks off forfei
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil, isfinite, log2, sqrt
-from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta, cost_quanta
 from sfumato.vault import lattice
-from sfumato.vault.blocks import Rows, add_up, sum_over_blocks
+from sfumato.vault.blocks import Evaluation
 from sfumato.vault.closed import closed
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.memory import release_memory
 from sfumato.vault.noise import NoisePool, Source, source_for
+from sfumato.vault.queries.vector import Box, StatisticSum
 from sfumato.vault.records import Records
-from sfumato.vault.sufficient import project
 
-Array: TypeAlias = Any
-
-BLOCK = 1 << 15
-"""Records summed at a time."""
 NUMBERS = 1 << 16
 """Noisy numbers made at a time, so that memory does not grow with the number of copies."""
 EVALUATION = 2.0**-47
@@ -179,7 +173,7 @@ class StatisticsVault:
 
     def _blocks(self, terms: Terms, block: Block) -> Iterator[np.ndarray]:
         shape = shape_of(self._family)
-        offset = self.n * _on_lattice(shape.centre, terms.gamma)  # public
+        offset = self.n * (np.round(shape.centre / terms.gamma) * terms.gamma)  # public
         total = _integer_sum(self._records, self._family, shape, terms.gamma)
         release_memory()
         scale = terms.sd / terms.gamma
@@ -194,23 +188,11 @@ class StatisticsVault:
         block.settle(terms.charge)
 
 
-def _on_lattice(point: np.ndarray, gamma: float) -> np.ndarray:
-    return np.round(point / gamma) * gamma
-
-
 def _integer_sum(records: Records, family: Family, shape: Shape, gamma: float) -> np.ndarray:
     """Sum of the rounded, clamped statistics, in lattice units relative to the centre. Private: it stays in here."""
-    centre = _on_lattice(shape.centre, gamma)
+    centre = np.round(shape.centre / gamma) * gamma
+    lo, hi = (np.round((end - centre) / gamma).astype(np.int64) for end in (shape.lo, shape.hi))
+    query = StatisticSum(family, np.eye(family.size), Box(lo, hi, np.zeros_like(lo)), gamma, centre)
+    how = Evaluation(family.to_model(), family.domain, "float64")
     with jax.enable_x64(True):
-        clamp = lattice.clamp_for(jnp.asarray(shape.lo - centre), jnp.asarray(shape.hi - centre), gamma, records.n)
-
-        def block_sum(block: Rows) -> Array:
-            inside = {name: project(family.domain[name], column) for name, column in block.columns.items()}
-            values = jax.vmap(family.statistic)(inside).astype(jnp.float64)
-            values = jnp.where(jnp.isfinite(values), values, centre)
-            return add_up(lattice.to_lattice(values - centre, clamp, gamma), block, axis=0)
-
-        zero = jnp.zeros(family.size, jnp.int64)
-        rows = records.on_device()
-        total = jax.jit(lambda rows: sum_over_blocks(rows, BLOCK, block_sum, zero))(rows)
-        return np.asarray(total)
+        return np.asarray(jax.jit(query.program(how))(records.on_device(), *query[1:]))

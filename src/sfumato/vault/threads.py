@@ -14,14 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import Any
 
-import jax
 import numpy as np
 
 from sfumato.study.target import Study
 from sfumato.vault.closed import closed
 from sfumato.vault.counting import count_records
-from sfumato.vault.engine import Asked, Bend, LocalEngine, Place, Price, Spot
-from sfumato.vault.langevin import LangevinQuestion, compile_sum
+from sfumato.vault.engine import LocalEngine, Query
 from sfumato.vault.records import Records
 
 PART = 1 << 15
@@ -53,7 +51,7 @@ class ThreadedEngine:
     ) -> None:
         threads = threads or _cores()
         records = count_records(records, study.domain)
-        self._count, self._study, self._precision = records.n, study, precision
+        self._count = records.n
         sizes = _sizes(records.n, threads) if records.counts is None else [records.n]
         # Parts of one size are the same programs on other rows: what one compiles serves all.
         compiled: dict[int, dict[Any, Callable[..., Any]]] = {size: {} for size in sizes}
@@ -81,11 +79,15 @@ class ThreadedEngine:
         """Sums are computed in this process."""
         return True
 
-    def _sum(self, call: Callable[[LocalEngine], np.ndarray]) -> np.ndarray:
+    def at_once(self, chains: int) -> bool:
+        """Where there is one part, and few rows in it."""
+        return len(self._parts) == 1 and self._parts[0].at_once(chains)
+
+    def sum(self, query: Query) -> np.ndarray:
         """Every thread makes its passes, this one among them; the whole numbers add up."""
 
         def passes(share: list[LocalEngine]) -> np.ndarray:
-            return reduce(np.add, map(call, share))
+            return reduce(np.add, (part.sum(query) for part in share))
 
         if self._threads is None:
             return passes(self._shares[0])
@@ -99,39 +101,6 @@ class ThreadedEngine:
             if error is not None:
                 raise error
         return reduce(np.add, (future.result() for future in away), own)
-
-    def ratio(self, spot: Spot) -> np.ndarray:
-        """Integer log-likelihood ratio of every chain."""
-        return self._sum(lambda part: part.ratio(spot))
-
-    def priced_ratio(self, price: Price, asked: Asked) -> Any:
-        """One call for both where there is one part, and few rows in it."""
-        return self._parts[0].priced_ratio(price, asked) if len(self._parts) == 1 else None
-
-    def vector(
-        self, what: str, theta: np.ndarray, matrix: np.ndarray, centre: np.ndarray, radius: float, gamma: float
-    ) -> np.ndarray:
-        """Integer sum of a pilot's vectors, each less the centre and cut to the radius."""
-        return self._sum(lambda part: part.vector(what, theta, matrix, centre, radius, gamma))
-
-    def statistic(self, question: LangevinQuestion) -> np.ndarray:
-        """Integer sum of whitened statistics, less the middle of their range."""
-        with jax.enable_x64(True):
-            total = compile_sum(question, self._study.domain, self._precision)
-
-        def one(part: LocalEngine) -> np.ndarray:
-            with jax.enable_x64(True):
-                return np.asarray(total(part._held()))
-
-        return self._sum(one)
-
-    def gradient(self, place: Place) -> np.ndarray:
-        """Integer sum of whitened gradients at a reference point."""
-        return self._sum(lambda part: part.gradient(place))
-
-    def remainder(self, bend: Bend) -> np.ndarray:
-        """Integer sum of every chain's second-order scalars."""
-        return self._sum(lambda part: part.remainder(bend))
 
     def forget(self) -> None:
         """Drop kept terms and compiled sums."""

@@ -5,33 +5,32 @@ their whole charge in the ledger, durably, before a number is computed, and both
 after the reservation forfeits it: budget may be wasted, never overspent.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.bounds import Bounds
-from sfumato.bounds.reference import Reference
-from sfumato.domain import Domain
-from sfumato.errors import InvalidInput
-from sfumato.families.base import Family
-from sfumato.kernel import Draw, Kernel, Langevin, ReferenceLangevin, State
-from sfumato.kernel.loop import Looped, Transcript, compile_loop
-from sfumato.model import Model, derivatives
-from sfumato.privacy.budget import cost_quanta
-from sfumato.vault import langevin, lattice, moments, reference, scan, sufficient
-from sfumato.vault.blocks import LEAN, Fresh, Rows
+from sfumato.kernel import Draw, Kernel, ReferenceLangevin, State
+from sfumato.kernel.loop import Looped, Source, Transcript, compile_loop
+from sfumato.protocol.questions import Release
+from sfumato.study.target import Study
+from sfumato.vault import lattice
+from sfumato.vault.blocks import Fresh
 from sfumato.vault.closed import closed
-from sfumato.vault.counting import count_records
+from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.ledger.account import MAX_CAP
 from sfumato.vault.memory import LARGE, forget_compiled, release_memory
-from sfumato.vault.noise import NoisePool, Source, source_for
-from sfumato.vault.records import Records, check_precision
+from sfumato.vault.noise import NoisePool, source_for
+from sfumato.vault.noise import Source as NoiseSource
+from sfumato.vault.queries.linear import LangevinSource, WalkSource
+from sfumato.vault.queries.ratio import RatioSource
+from sfumato.vault.queries.remainder import RemainderSource
+from sfumato.vault.queries.vector import quote_release
+from sfumato.vault.records import Records
 
 Array: TypeAlias = Any
 
@@ -52,25 +51,49 @@ class Chunk:
         self.block.settle(self.spent)
 
 
-@closed("unused noise")
-class _Chain(NamedTuple):
-    """A chain that was begun: its compiled loop, and where what it uses up comes from.
+class LoopSource(Source, Protocol):
+    """A kind of query for the compiled loop; see `sfumato.vault.queries`.
 
-    `enter` gives what the loop holds, and what it keeps of the records where the chains are. `fresh` gives noise for so many
-    steps.
+    Attributes
+    ----------
+    first
+        Answers the first query of every chain; None for walks.
+    options
+        Of the compiler.
+    noises
+        Of vectors, if there is a first query, and of scalars: each (scale, coordinates, rows evaluated or None for all).
     """
 
+    @property
+    def first(self) -> Any: ...  # noqa: D102 (above)
+
+    @property
+    def options(self) -> Any: ...  # noqa: D102
+
+    @property
+    def noises(self) -> Sequence[tuple[float, int, int | None]]: ...  # noqa: D102
+
+    def enter(self, table: LocalEngine, states: State) -> tuple[Any, Array]:
+        """What the loop holds, and what it keeps of the records where the chains are. Private."""
+        ...
+
+
+@closed("unused noise")
+class _Chain(NamedTuple):
+    """A chain that was begun: its compiled loop, and where what it uses up comes from."""
+
+    source: LoopSource
     loop: Callable[..., tuple[Looped, Array]]
     kernel: Any
-    enter: Callable[[Rows, State], tuple[Any, Array]]
-    fresh: Callable[[int], Any]
     pools: list[NoisePool]
 
-
-def _two_noises(vectors: NoisePool, scalars: NoisePool, chains: int, dim: int, size: int) -> Fresh:
-    """Noise of so many Langevin steps."""
-    first = vectors.take(size * chains * dim).reshape(size, chains, dim)
-    return Fresh(first, scalars.take(size * chains).reshape(size, chains))
+    def fresh(self, size: int, chains: int) -> Fresh:
+        """Noise of so many steps."""
+        vectors = None
+        if len(self.pools) > 1:
+            dim = self.kernel.matrix.shape[-1]
+            vectors = self.pools[0].take(size * chains * dim).reshape(size, chains, dim)
+        return Fresh(self.pools[-1].take(size * chains).reshape(size, chains), vectors)
 
 
 @closed("records and unused noise")
@@ -81,14 +104,12 @@ class Vault:
     ----------
     records
         The validated table.
-    model, domain, bounds
+    study
         Public: what is inferred, where records live, how far one record can move an answer.
     account
         Where every answer is paid for.
     precision
         "float64" or "float32": how records are evaluated. It costs accuracy of the log ratio, never privacy.
-    family, near
-        Public: the exponential family, if it is one; what is proven near a reference point (made if not given).
     source
         scale -> noise source. For tests alone; the public functions do not expose it.
     """
@@ -96,30 +117,20 @@ class Vault:
     def __init__(
         self,
         records: Records,
-        model: Model,
-        domain: Mapping[str, Domain],
-        bounds: Bounds,
+        study: Study,
         account: Account,
         *,
         precision: str = "float64",
-        family: Family | None = None,
-        near: Reference | None = None,
-        source: Callable[[float], Source] | None = None,
+        source: Callable[[float], NoiseSource] | None = None,
     ) -> None:
-        check_precision(precision)
-        self.n = records.n
-        records = count_records(records, domain)
-        self._model, self._domain, self._bounds, self._account = model, domain, bounds, account
-        self._precision, self._source, self._family = precision, source, family
-        self._near = near if near is not None else Reference(model, domain)
-        with jax.enable_x64(True):
-            self._records = records.on_device()
-        self._large = sum(column.size for column in self._records.columns.values()) >= LARGE
+        self._engine = LocalEngine(records, study, precision=precision)
+        self.n, self._study, self._account, self._source = records.n, study, account, source
+        self._large = sum(column.size for column in self._engine.records.columns.values()) >= LARGE
         release_memory(code=self._large)
         self._chain: _Chain | None = None
         self._held: Any = None
         self._kept: Array = None
-        self._sums: dict[str, Callable[..., Array]] = {}
+        self._released: set[str] = set()
 
     # -- vectors: the pilot ---------------------------------------------------------------------------------------
 
@@ -145,33 +156,29 @@ class Vault:
         -----
         Privacy: replacing one record moves the sum by at most :math:`2R + \gamma\sqrt k`, k the number of coordinates.
         """
-        moments.check_asked(radius, sigma)
-        size = derivatives.size(what, self._model.dim)
-        middle = moments.check_centre(centre, size)
-        gamma = moments.gamma_for(self.n, radius, sigma)
-        moved = 2 * radius * moments.ROUNDING + gamma * size**0.5
-        charge = cost_quanta((moved / sigma) ** 2)
-        block = self._account.reserve(charge)
-        noise = self._noise(sigma / gamma, size).draw(size)
-        with jax.enable_x64(True):
-            fresh = what not in self._sums
-            if fresh:
-                self._sums[what] = moments.compile_sum(what, self._model, self._domain, self._precision)
-            point = (np.asarray(x, np.float64) for x in (theta, matrix, middle, radius, gamma))
-            total = self._sums[what](self._records, *point)
-            answer = (np.asarray(total) + noise).astype(np.float64) * gamma + self.n * middle
-        block.settle(charge)
-        if fresh:
+        asked = Release(
+            what=what,
+            theta=np.asarray(theta, float).tolist(),
+            matrix=np.asarray(matrix, float).tolist(),
+            radius=float(radius),
+            sigma=float(sigma),
+            centre=[] if centre is None else np.asarray(centre, float).tolist(),
+        )
+        quote, query = quote_release(self._engine, self._study.model.dim, asked, self._noise)
+        block = self._account.reserve(quote.quanta)
+        answer = np.array(quote.answer().numbers, np.int64).astype(np.float64) * query.gamma + self.n * query.centre
+        block.settle(quote.quanta)
+        if what not in self._released:  # it was compiled
+            self._released.add(what)
             release_memory(code=self._large)
         return answer
 
     def forget(self) -> None:
         """Drop what was compiled for releases: the pilot is over. Of a large table, drop all that was compiled so far."""
-        self._sums.clear()
+        self._released.clear()
+        self._engine.forget()
         if self._large:
             forget_compiled()
-        else:
-            release_memory()
 
     # -- scalars: the chain ---------------------------------------------------------------------------------------
 
@@ -179,103 +186,44 @@ class Vault:
         """Settle kernel and noise for the chain to come, and compile its loop."""
         self.close()
         self.forget()
-        with jax.enable_x64(True):
-            chains = len(states.theta)
-            if isinstance(kernel, ReferenceLangevin):
-                self._chain = self._around([kernel], sigma, chains)
-            elif isinstance(kernel, Langevin):
-                self._chain = self._on_statistic(kernel, sigma, chains)
-            elif self._bounds.statistic and self._family is not None:
-                self._chain = self._by_scalars(self._family, kernel, sigma, chains)
-            else:
-                self._chain = self._by_ratios(kernel, sigma, chains)
-            self._start_over(states)
-        release_memory(
-            code=self._large
-        )  # of what the first pass took to compile: the loop is compiled at the first chunk
+        self._begin([kernel], sigma, states)
+        # Of what the first pass took to compile: the loop is compiled at the first chunk.
+        release_memory(code=self._large)
 
     def begin_each(self, kernels: list[ReferenceLangevin], sigma: float, states: State) -> None:
         """The same for chains that have a reference point each (with one step size and one trust region): many runs at once."""
         self.close()
+        self._begin(kernels, sigma, states)
+
+    def _begin(self, kernels: Sequence[Any], sigma: float, states: State) -> None:
+        one, kernel = len(kernels) == 1, kernels[0]
         with jax.enable_x64(True):
-            self._chain = self._around(kernels, sigma, len(states.theta))
+            source = self._source_of(kernels, sigma, len(states.theta))
+            loop = compile_loop(
+                source, self._study.model.log_prior, first=source.first, each=not one, options=source.options
+            )
+            pools = [NoisePool(self._noise(*noise)) for noise in source.noises]
+            stacked = kernel if one else jax.tree.map(lambda *rows: jnp.stack(rows), *kernels)
+            self._chain = _Chain(source, loop, stacked, pools)
             self._start_over(states)
+
+    def _source_of(self, kernels: Sequence[Any], sigma: float, chains: int) -> LoopSource:
+        """What answers a chain, by the kind of query that its moves lack."""
+        engine, study, kernel, n = self._engine, self._study, kernels[0], self.n
+        if kernel.second == "remainder":
+            return RemainderSource(engine, kernels, sigma, chains)
+        if kernel.second == "linear":
+            return LangevinSource(study.family, kernel, sigma, n, chains)
+        if study.bounds.statistic and study.family is not None:
+            return WalkSource(study.family, study.model, study.bounds.range, sigma, n)
+        gamma, cached = lattice.choose_gamma(sigma, n), engine.keeps_terms(chains)
+        return RatioSource(engine.how, study.bounds.range_for(n), gamma, sigma, n, cached)
 
     def _start_over(self, states: State) -> None:
         """Compute anew what a chain from these states keeps of the records. Private."""
         if self._chain is None:
             raise RuntimeError("Vault.begin must be called before a chain can start.")
-        self._held, self._kept = self._chain.enter(self._records, states)
-
-    def _by_ratios(self, kernel: Kernel, sigma: float, chains: int) -> "_Chain":
-        gamma, range_ = lattice.choose_gamma(sigma, self.n), self._bounds.range_for(self.n)
-        question = scan.Question(
-            self._model, self._domain, range_, sigma, gamma, self.n, self.rows, chains, self._precision
-        )
-        terms = jax.jit(lambda r, t: scan.terms(question, r, t))
-
-        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
-            return rows, terms(rows, states.theta) if question.cached else jnp.zeros((chains, 0))
-
-        loop = compile_loop(scan.Ratios(question), self._model.log_prior, options=scan.WIDE)
-        scalars = NoisePool(self._noise(sigma / gamma, 1))
-        return _Chain(loop, kernel, enter, lambda size: scalars.take(size * chains).reshape(size, chains), [scalars])
-
-    def _by_scalars(self, family: Family, kernel: Kernel, sigma: float, chains: int) -> "_Chain":
-        """Walk on a family: the sum of statistics answers, without a pass over the records."""
-        question = sufficient.ScalarQuestion(family, self._model, self._bounds.range, sigma, self.n)
-        root, gamma = np.eye(family.size), question.gamma_sum
-        total = sufficient.compile_sum(family, root, gamma, self.n, self._domain, self._precision)
-        loop = compile_loop(sufficient.Scalars(question), self._model.log_prior)
-        scalars = NoisePool(self._noise(sigma / question.gamma, 1, records=1))
-
-        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
-            return total(rows), jnp.zeros((chains, 0))
-
-        return _Chain(loop, kernel, enter, lambda size: scalars.take(size * chains).reshape(size, chains), [scalars])
-
-    def _on_statistic(self, kernel: Langevin, sigma: float, chains: int) -> "_Chain":
-        if self._family is None:
-            raise InvalidInput("kernel='langevin' needs an exponential family such as sf.families.Bernoulli().")
-        question = langevin.LangevinQuestion(self._family, self._model, kernel, sigma, self.n, chains)
-        total = langevin.compile_sum(question, self._domain, self._precision)
-        source = langevin.Corrections(question)
-        loop = compile_loop(source, self._model.log_prior, first=source.first)
-        # No pass over the records a step: OpenDP's sampler would be all that one waits for.
-        dim = kernel.matrix.shape[1]
-        vectors = NoisePool(self._noise(kernel.proposal_sigma / question.gamma, dim, records=1))
-        scalars = NoisePool(self._noise(sigma / question.gamma_scalar, 1, records=1))
-
-        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
-            return total(rows), jnp.zeros((chains, 0))
-
-        return _Chain(loop, kernel, enter, partial(_two_noises, vectors, scalars, chains, dim), [vectors, scalars])
-
-    def _around(self, kernels: list[ReferenceLangevin], sigma: float, chains: int) -> "_Chain":
-        """One kernel for all chains, or one for each (of the same step and trust region)."""
-        dim, one = self._model.dim, len(kernels) == 1
-        question = reference.ReferenceQuestion(
-            self._model, self._domain, self._near, kernels[0].step, sigma, self.n, self.rows, chains, self._precision
-        )
-        point = reference.point_at(question, kernels)
-        at = point.body, point.matrix, point.low, point.high
-        sums = jax.jit(lambda r, p: jax.lax.map(lambda q: reference.exact_total(question, r, *q), p))
-        every = jax.jit(lambda r, b: jax.lax.map(lambda body: reference.all_vectors(question, r, body), b))
-        terms = jax.jit(jax.vmap(lambda r, t: reference.terms(question, r, t), (None, 0)))
-
-        def enter(rows: Rows, states: State) -> tuple[Any, Array]:
-            kept_vectors, kept = jnp.zeros((0, dim)), jnp.zeros((chains, 0))
-            if question.cached:
-                each = every(rows, jax.tree.map(lambda a: a[:1], point.body) if one else point.body)
-                kept_vectors, kept = each[0] if one else each, terms(rows, states.theta)
-            return reference.Held(rows, point, sums(rows, at), kept_vectors), kept
-
-        source, options = reference.Remainders(question), None if question.cached else LEAN
-        loop = compile_loop(source, self._model.log_prior, first=source.first, each=not one, options=options)
-        vectors = NoisePool(self._noise(question.proposal_sigma / question.gamma, dim + 1))
-        scalars = NoisePool(self._noise(sigma / question.gamma_scalar, dim + 1))
-        kernel = kernels[0] if one else jax.tree.map(lambda *rows: jnp.stack(rows), *kernels)
-        return _Chain(loop, kernel, enter, partial(_two_noises, vectors, scalars, chains, dim), [vectors, scalars])
+        self._held, self._kept = self._chain.source.enter(self._engine, states)
 
     def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Chunk:
         """Take up to `limit` steps of every chain.
@@ -301,7 +249,7 @@ class Vault:
         chain = self._chain
         block = self._account.reserve_up_to(min(max(expected, at_least), MAX_CAP), at_least)
         with jax.enable_x64(True):
-            fresh = jax.device_put(chain.fresh(len(draws.log_u)))
+            fresh = jax.device_put(chain.fresh(len(draws.log_u), len(states.theta)))
             answered, self._kept = chain.loop(
                 self._held, chain.kernel, states, self._kept, jax.device_put(draws), fresh, limit, block.quanta
             )
@@ -318,8 +266,8 @@ class Vault:
 
     @property
     def rows(self) -> int:
-        """Rows evaluated a step: n, or the kinds of record of a small finite domain. Public either way."""
-        return self._records.number
+        """Rows evaluated a step: n, or the possible records of a small finite domain. Public either way."""
+        return self._engine.rows
 
     @property
     def longest(self) -> int:
@@ -337,6 +285,6 @@ class Vault:
             pool.close()
         self._chain = self._held = self._kept = None
 
-    def _noise(self, scale: float, coordinates: int, records: int | None = None) -> Source:
+    def _noise(self, scale: float, coordinates: int, records: int | None = None) -> NoiseSource:
         """The source for a query that evaluates so many rows (all of them by default)."""
         return self._source(scale) if self._source else source_for(scale, records or self.rows, coordinates)

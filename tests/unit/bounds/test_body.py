@@ -14,8 +14,8 @@ from sfumato.bounds.predictors import atom_key
 from sfumato.bounds.reference import Reference
 from sfumato.errors import Unsupported
 from sfumato.model import from_numpyro
-from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.vault import reference
+from sfumato.privacy.budget import QUANTA_PER_UNIT, cost_quanta
+from sfumato.vault.queries.vector import score_sum
 
 # -- the cut ----------------------------------------------------------------------------------------------------------
 
@@ -44,8 +44,8 @@ def test_whatever_a_record_gives_two_cut_vectors_are_no_further_apart_than_the_c
     count = 400
     with jax.enable_x64(True):
         root = np.linalg.cholesky(np.cov(rng.normal(size=(dim, 3 * dim + 3))).reshape(dim, dim))
-        _, gradients, body = near.at(rng.normal(size=dim) * 0.4, root)
-        low, high = reference.integer_range(gradients, gamma, 1)
+        proven = near.at(rng.normal(size=dim) * 0.4, root)
+        scores, body = score_sum(proven, root, gamma, 1), proven.body
         # A half of them reach for the ends of every range: there the diameter is attained.
         slopes = np.where(np.arange(count)[:, None] % 2 == 0, 1e9, 1.0) * anything(rng, (count, found.number))
         atoms = anything(rng, (count, found.region.size))
@@ -53,8 +53,8 @@ def test_whatever_a_record_gives_two_cut_vectors_are_no_further_apart_than_the_c
         vectors = np.asarray(cut(jnp.asarray(slopes), jnp.asarray(atoms))) @ root
         nothing = cut(jnp.full((2, found.number), jnp.nan), jnp.full((2, found.region.size), jnp.nan))
     assert np.all(np.isfinite(vectors)) and np.all(np.isfinite(nothing)) and np.array_equal(nothing[0], nothing[1])
-    integers = np.clip(np.round(vectors / gamma).astype(np.int64), low, high)
-    charged = (reference.first_cost(gradients, 1.0, gamma) / QUANTA_PER_UNIT) ** 0.5
+    integers = np.clip(np.round(vectors / gamma).astype(np.int64), *scores.box[:2])
+    charged = (cost_quanta(scores.moved**2) / QUANTA_PER_UNIT) ** 0.5
     assert 0.5 * charged < furthest(integers, gamma) <= charged
 
 

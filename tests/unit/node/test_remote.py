@@ -76,9 +76,7 @@ def drive(study, kernel, sigma, access, stream):
 def local(study, kernel, sigma):
     with Ledger.in_memory(CAP) as ledger:
         table = records.load({"y": YES}, study.domain)
-        vault = Vault(
-            table, study.model, study.domain, study.bounds, ledger.account("a", CAP), family=study.family, source=Fixed
-        )
+        vault = Vault(table, study, ledger.account("a", CAP), source=Fixed)
         return drive(study, kernel, sigma, vault, PublicStream(3, CHAINS))
 
 

@@ -31,8 +31,10 @@ from sfumato.owners.rounds import Rounds
 from sfumato.protocol.questions import Statistic
 from sfumato.vault import records
 from sfumato.vault.desk import Desk
-from sfumato.vault.engine import LocalEngine, Spot
+from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries.ratio import RatioSum
+from sfumato.vault.queries.vector import PilotSum
 from sfumato.vault.ray_engine import RayEngine
 from sfumato.vault.ray_shards import RayShards
 from sfumato.vault.shards import Piece, deal_out, find_files, pieces_of, read_shard
@@ -179,15 +181,15 @@ def test_langevin_on_a_family_on_ray_is_the_compiled_one(shards):
     assert paid == price
     engine.close()
     with pytest.raises(InvalidInput, match="could not evaluate"):
-        engine.gradient(None)  # the workers have let go of this run
+        engine.sum(None)  # the workers have let go of this run
 
 
 def test_sums_do_not_depend_on_the_number_of_shards(engine):
     """Local engines on one, two, three and eight shards, and the cluster, give the same integers."""
     rng = np.random.default_rng(1)
     theta = rng.normal(size=(CHAINS, 4)) * 0.3
-    spot = Spot(theta, theta + 0.05, np.full(CHAINS, -(2**40)), np.full(CHAINS, 2**40), 2.0**-36)
-    vector = ("information", theta[0], np.eye(4) * 0.1, np.linspace(0, 0.01, 10), 0.02, 2.0**-40)
+    ratio = RatioSum(theta, theta + 0.05, np.full(CHAINS, -(2**40)), np.full(CHAINS, 2**40), 2.0**-36)
+    vector = PilotSum("information", theta[0], np.eye(4) * 0.1, np.linspace(0, 0.01, 10), 0.02, 2.0**-40)
     whole = LocalEngine(records.load(TABLE, DOMAIN), LOGISTIC)
     pieces = pieces_of(sorted({p.path for shard in engine._shards.shards for p in shard.pieces}))
     for workers in (2, 3, 8):
@@ -195,9 +197,9 @@ def test_sums_do_not_depend_on_the_number_of_shards(engine):
         assert len(shards) == workers
         parts = [LocalEngine(read_shard(shard, DOMAIN, {}, "refuse"), LOGISTIC) for shard in shards]
         assert sum(part.n for part in parts) == whole.n
-        assert np.array_equal(sum(part.ratio(spot) for part in parts), whole.ratio(spot))
-    assert np.array_equal(engine.ratio(spot), whole.ratio(spot))
-    assert np.array_equal(engine.vector(*vector), whole.vector(*vector))
+        assert np.array_equal(sum(part.sum(ratio) for part in parts), whole.sum(ratio))
+    assert np.array_equal(engine.sum(ratio), whole.sum(ratio))
+    assert np.array_equal(engine.sum(vector), whole.sum(vector))
     assert engine.n == whole.n
 
 

@@ -22,10 +22,13 @@ from sfumato.owners.rounds import Rounds
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.protocol.questions import Correction, Naming, Ratio, Release, Statistic, Terms
 from sfumato.study.target import make_study
-from sfumato.vault import engine, langevin, records, reference, scan
+from sfumato.vault import engine, records
+from sfumato.vault.blocks import Evaluation
 from sfumato.vault.desk import Desk
 from sfumato.vault.lattice import choose_gamma
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries import linear
+from sfumato.vault.queries import ratio as ratios
 from sfumato.vault.vault import Vault
 from unit.owners.fixed_noise import Fixed
 
@@ -104,8 +107,7 @@ def compiled(case):
     with Ledger.in_memory(CAP) as ledger:
         table = records.load(case.table, case.study.domain)
         vault = Vault(
-            table, case.study.model, case.study.domain, case.study.bounds, ledger.account("a", CAP),
-            family=case.study.family, source=Fixed,
+            table, case.study, ledger.account("a", CAP), source=Fixed,
         )  # fmt: skip
         return drive(case, vault, PublicStream(1, CHAINS), [STEPS])
 
@@ -144,7 +146,7 @@ def test_langevin_by_rounds_is_the_compiled_one():
 def test_a_stray_dear_move_is_rejected_unasked_by_rounds_as_in_the_compiled_loop(monkeypatch):
     """It would take the budget of a thousand steps, or end the run: neither road asks about it, in either direction."""
     case = langevin_case()
-    monkeypatch.setattr(langevin, "TOO_DEAR", 2.0)
+    monkeypatch.setattr(linear, "TOO_DEAR", 2.0)
     one, other = by_rounds(case), compiled(case)
     assert_same(one, other)
     unasked = np.isnan(one["d_n_noisy"])
@@ -227,14 +229,14 @@ def test_langevin_around_a_reference_point_by_rounds_is_the_compiled_one(kept, m
     whole = compiled(reference_case())
     assert 0.1 < whole["accepted"].mean() < 1
     if not kept:
-        monkeypatch.setattr(scan, "CACHE_TERMS", 0)
+        monkeypatch.setattr(engine, "CACHE_TERMS", 0)
     assert_same(whole, by_rounds(reference_case(), sizes=(7, STEPS - 7)))
 
 
 def test_langevin_around_a_reference_point_is_the_same_if_nothing_is_kept(monkeypatch):
     """Beyond a size the loop is compiled in another way besides, which takes less memory."""
     whole = compiled(reference_case())
-    monkeypatch.setattr(reference, "CACHE_TERMS", 0)
+    monkeypatch.setattr(engine, "CACHE_TERMS", 0)
     assert_same(whole, compiled(reference_case()))
 
 
@@ -245,7 +247,7 @@ def test_rounds_do_not_depend_on_how_they_are_cut_into_chunks():
 def test_without_kept_terms_the_rounds_are_the_same(monkeypatch):
     """Beyond a size nothing is kept and both parameters are evaluated: the sums are the same whole numbers."""
     kept = by_rounds(walk_case())
-    monkeypatch.setattr(engine, "KEEP_TERMS", 1)
+    monkeypatch.setattr(ratios, "KEEP_TERMS", 1)
     assert_same(kept, by_rounds(walk_case()))
 
 
@@ -263,8 +265,8 @@ def test_other_noise_gives_another_chain():
 def test_a_round_costs_one_pass_over_the_records(monkeypatch):
     """Terms are kept with the parameter they belong to: after the first round, one likelihood per chain and record."""
     scored = []
-    real = scan.terms
-    monkeypatch.setattr(scan, "terms", lambda *a: (scored.append(1), real(*a))[1])
+    real = Evaluation.terms_of_all
+    monkeypatch.setattr(Evaluation, "terms_of_all", lambda *a: (scored.append(1), real(*a))[1])
     monkeypatch.setattr(engine, "FEW_TERMS", 0)
     case = walk_case()
     with Ledger.in_memory(CAP) as ledger:
@@ -298,9 +300,9 @@ def test_no_record_is_looked_at_for_a_price_that_nothing_is_reserved_for(monkeyp
     with Ledger.in_memory(CAP) as ledger:
         desk = door_of(case, ledger)._desk
         desk.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
-        looked, add_up = [], scan._sum_cached
+        looked, add_up = [], ratios.sum_kept
         monkeypatch.setattr(
-            scan, "_sum_cached", lambda *a: (jax.debug.callback(lambda: looked.append(1)), add_up(*a))[1]
+            ratios, "sum_kept", lambda *a: (jax.debug.callback(lambda: looked.append(1)), add_up(*a))[1]
         )
         desk.answer("first", ratio())  # no block is open: priced, paid, then summed
         jax.effects_barrier()
@@ -354,9 +356,9 @@ def test_the_same_id_with_other_content_or_other_terms_is_refused(desk):
 
 
 def test_beginning_again_with_the_same_terms_changes_nothing(desk):
-    chain = desk._chain
+    chain = desk._rounds
     desk.begin(Terms(kernel="walk", chains=2, sigma=1.5, gamma=2.0**-36))
-    assert desk._chain is chain
+    assert desk._rounds is chain
 
 
 def test_rows_that_were_not_asked_are_not_charged(desk):
@@ -449,9 +451,7 @@ def test_the_pilots_releases_are_the_vaults():
     arguments = ("information", np.zeros(4), np.eye(4) * 0.05, 0.01, 0.2)
     with Ledger.in_memory(CAP) as ledger:
         loaded = records.load(case.table, case.study.domain)
-        vault = Vault(
-            loaded, case.study.model, case.study.domain, case.study.bounds, ledger.account("v", CAP), source=Fixed
-        )
+        vault = Vault(loaded, case.study, ledger.account("v", CAP), source=Fixed)
         one = vault.release(*arguments)
         rounds = Rounds(case.study.model, [door_of(case, ledger)], run_id="run")
         assert np.array_equal(rounds.release(*arguments), one)

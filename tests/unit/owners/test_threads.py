@@ -16,6 +16,7 @@ from sfumato.vault import records, threads
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries.vector import PilotSum
 from sfumato.vault.threads import ThreadedEngine
 from unit.owners.fixed_noise import Fixed
 from unit.owners.test_rounds import (
@@ -61,7 +62,7 @@ def test_the_chain_is_that_of_one_table_to_the_last_bit(small_parts, case, threa
 def test_what_is_not_kept_is_summed_all_the_same(small_parts, monkeypatch):
     """Beyond a size of the whole table nothing is kept, though each part is small."""
     kept = by_rounds(walk_case()), by_rounds(reference_case())
-    monkeypatch.setattr("sfumato.vault.scan.CACHE_TERMS", 400 * CHAINS)
+    monkeypatch.setattr("sfumato.vault.engine.CACHE_TERMS", 400 * CHAINS)
     for one, case in zip(kept, (walk_case, reference_case), strict=True):
         result, engine = over_parts(case(), 2)
         assert_same(one, result)
@@ -74,8 +75,8 @@ def test_parts_of_one_size_share_what_is_compiled(small_parts):
     assert (len(sizes), sum(sizes), len(set(sizes))) == (8, engine.n, 2)
     assert len({id(part._compiled) for part in engine._parts}) == 2
     whole = LocalEngine(records.load(TABLE, LOGISTIC.domain), LOGISTIC)
-    asked = "information", np.zeros(4), np.eye(4), np.linspace(0, 0.2, 10), 1.0, 2.0**-40
-    assert np.array_equal(engine.vector(*asked), whole.vector(*asked))
+    asked = PilotSum("information", np.zeros(4), np.eye(4), np.linspace(0, 0.2, 10), 1.0, 2.0**-40)
+    assert np.array_equal(engine.sum(asked), whole.sum(asked))
     assert engine.rows == whole.rows == len(TABLE["y"])
     engine.close()
 
@@ -88,10 +89,10 @@ def test_small_tables_and_kinds_of_record_are_not_cut():
 
 
 @pytest.mark.parametrize(
-    ("rows", "threads", "wanted"), [(10_000, 2, 1), (30_000, 2, 2), (300_000, 2, 10), (300_000, 64, 36), (70_000, 8, 8)]
+    ("rows", "workers", "wanted"), [(10_000, 2, 1), (30_000, 2, 2), (300_000, 2, 10), (300_000, 64, 36), (70_000, 8, 8)]
 )
-def test_every_thread_has_as_many_parts_and_none_is_too_small(rows, threads, wanted):
-    sizes = threads._sizes(rows, threads)
+def test_every_thread_has_as_many_parts_and_none_is_too_small(rows, workers, wanted):
+    sizes = threads._sizes(rows, workers)
     assert (len(sizes), sum(sizes)) == (wanted, rows)
     assert len(set(sizes[:-1])) <= 1 and sizes[-1] > 0.7 * sizes[0]
     assert max(sizes) < threads.PART + threads.ALIGNED
@@ -120,9 +121,9 @@ def test_a_part_that_fails_ends_the_sum_when_all_have_ended(small_parts, monkeyp
             raise MemoryError
         return np.zeros(CHAINS, np.int64)
 
-    monkeypatch.setattr(LocalEngine, "ratio", fails)
+    monkeypatch.setattr(LocalEngine, "sum", fails)
     with pytest.raises(MemoryError):
-        engine.ratio(None)
+        engine.sum(None)
     assert len(ended) >= len(engine._parts) - len(engine._shares[1]) + 1
     engine.close()
 
@@ -135,4 +136,4 @@ def test_it_tells_nothing_and_is_never_serialised():
     engine.close()
     gc.collect()
     with pytest.raises(sf.errors.InvalidInput, match="closed"):
-        engine.vector("gradient", np.zeros(4), np.eye(4), np.zeros(4), 1.0, 2.0**-40)
+        engine.sum(PilotSum("gradient", np.zeros(4), np.eye(4), np.zeros(4), 1.0, 2.0**-40))

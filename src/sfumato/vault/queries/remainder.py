@@ -1,0 +1,255 @@
+r"""Langevin for any model: scores at a reference point (`vector.ScoreSum`), then a scalar of second order.
+
+The second query is :math:`\sum_i \ell(y_i,\theta') - \ell(y_i,\theta) - s(y_i)^\top v`, one pass over the records a step,
+with the very vectors s of the first. Terms at the current parameter and vectors at the reference point are kept, so a pass is
+one evaluation of the likelihood and a product of a matrix and a vector. Every record's term is clamped, as an integer, to the
+range proven for this very pair (`bounds.remainder`), and the width charged is exactly the clamped one. The range is proven for
+the slopes of the cells that the body is made of: where the proof is right no record is cut.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sfumato.bounds.body import Body
+from sfumato.bounds.reference import Proven, Reference
+from sfumato.bounds.remainder import Anchor
+from sfumato.kernel import Heard, Move, ReferenceLangevin, State
+from sfumato.kernel.loop import Priced
+from sfumato.privacy.budget import cost_quanta
+from sfumato.protocol.questions import Remainder, Terms
+from sfumato.tools.quick_jit import quick_jit
+from sfumato.vault import lattice
+from sfumato.vault.blocks import LEAN, Evaluation, Fresh, Rows, add_up, sum_over_blocks
+from sfumato.vault.closed import closed
+from sfumato.vault.engine import Engine, LocalEngine
+from sfumato.vault.noise import NoisePool
+from sfumato.vault.packing import pack, pack_lists, unpack, x64
+from sfumato.vault.queries.base import PricedScalars, Quote, flags_of, numbers_of, packed_price
+from sfumato.vault.queries.vector import score_sum
+
+Array: TypeAlias = Any
+
+
+def price(
+    reference: Reference, points: tuple[Array, ...], asked: Array, gamma: Array, n: Array, sigma: Array,
+    anchor: Anchor | None = None,
+) -> Priced:  # fmt: skip
+    """Integer ranges of the scalars, chain by chain, and their cost. Public: it knows of no record.
+
+    `points` are theta, theta_prop and v; before them an anchor for each chain, where chains do not share one. The range of the
+    swapped pair is this one with its ends negated and exchanged: what is not admissible here is not there.
+    """
+    *anchors, theta, theta_prop, slope = points
+    shared = [] if anchor is None else [anchor]
+    lo, hi = lax.map(
+        lambda row: reference.range(*shared, *row), (*anchors, theta, theta_prop, theta_prop - theta - slope)
+    )
+    return lattice.priced(lattice.clamp_for(lo, hi, gamma, n), asked, gamma, sigma)
+
+
+@closed("terms of records")
+class Change(NamedTuple):
+    """One chain's move: theta, the terms there (where they are kept), the proposal, v, and the range of a record's scalar."""
+
+    theta: Array
+    kept: Array
+    theta_prop: Array
+    slope: Array
+    clamp: lattice.Clamp
+
+
+def sum_change(
+    how: Evaluation, reference: Reference, rows: Rows, change: Change, vectors: Array | Body, gamma: float
+) -> tuple[Array, Array]:
+    """Integer sum of one chain's scalars, and the terms at the proposal. Private.
+
+    `vectors` are those of every row at the reference point; or the body there, and everything is evaluated block by block.
+    """
+    theta, kept, theta_prop, slope, clamp = change
+    if not isinstance(vectors, Body):
+        proposed = how.terms(rows, theta_prop)
+        second = (proposed - kept).astype(jnp.float64) - (vectors @ slope.astype(vectors.dtype)).astype(jnp.float64)
+        return add_up(lattice.to_lattice(second, clamp, gamma), rows, axis=0), proposed
+
+    def along(record: Mapping[str, Array]) -> Array:
+        return reference.vector(vectors, record) @ slope
+
+    def block_sum(block: Rows) -> Array:
+        first = (how.terms(block, theta_prop) - how.terms(block, theta)).astype(jnp.float64)
+        second = first - jax.vmap(along)(how.typed(block, "float64"))
+        return add_up(lattice.to_lattice(second, clamp, gamma), block, axis=0)
+
+    return sum_over_blocks(rows, block_sum, jnp.zeros((), jnp.int64)), kept
+
+
+# -- for engines ------------------------------------------------------------------------------------------------------
+
+
+class RemainderSum(NamedTuple):
+    """The scalar of every chain: parameters and v, one row per chain, the body at the reference point, and integer ranges."""
+
+    theta: np.ndarray
+    theta_prop: np.ndarray
+    slope: np.ndarray
+    body: Body
+    lo: np.ndarray
+    hi: np.ndarray
+    gamma: float
+
+    def sum(self, table: LocalEngine) -> Array:
+        """Integer scalar of every chain."""
+        chains, dim = self.theta.shape
+        cached, how, reference, gamma = table.keeps_vectors(chains), table.how, table.reference, self.gamma
+        each, whole = (float, (chains, dim)), (int, (chains,))
+
+        def run(rows: Rows, vectors: Array | Body, here: Array, there: Array, numbers: Array) -> Any:
+            parts = unpack(numbers, (bool, (chains,)), each, each, each, whole, whole)
+            chosen, theta, theta_prop, slope, lo, hi = parts
+            kept = jnp.where(chosen[:, None], there, here)
+            changes = Change(theta, kept, theta_prop, slope, lattice.answerable(lo, hi))
+            one = partial(sum_change, how, reference, rows, vectors=vectors, gamma=gamma)
+            total, proposed = jax.vmap(one)(changes)
+            return total, kept, proposed
+
+        vectors: Array = self.body
+        here = there = jnp.zeros((chains, 0))
+        chosen = np.zeros(chains, bool)
+        if cached:
+            vectors, (here, there, chosen) = table.vectors_at(self.body), table.terms_at(self.theta)
+        numbers = pack(chosen, self.theta, self.theta_prop, self.slope, self.lo, self.hi)
+        program = table.program(("remainder", gamma, chains), lambda: jax.jit(run))
+        total, here, there = program(table.records, vectors, here, there, numbers)
+        if cached:
+            table.keep(self.theta, self.theta_prop, here, there)
+        return total
+
+
+# -- for the compiled loop ----------------------------------------------------------------------------------------------
+
+
+@closed("records and exact sums")
+class Held(NamedTuple):
+    """What the loop asks: rows; of every chain the anchor, the body and the exact sum at its point; vectors that are kept."""
+
+    rows: Rows
+    anchor: Anchor
+    body: Body
+    totals: Array
+    vectors: Array
+
+
+class RemainderSource:
+    """Scores and second-order scalars. `kept` are every record's terms, chain by chain. Private.
+
+    Parameters
+    ----------
+    kernels
+        One for all chains, or one for each (of the same step and trust region).
+    """
+
+    def __init__(self, table: LocalEngine, kernels: Sequence[ReferenceLangevin], sigma: float, chains: int) -> None:
+        self._how, self._reference, self._n, dim = table.how, table.reference, table.n, table.how.model.dim
+        first, self._sigma, self._gamma = kernels[0].proposal_sigma, sigma, lattice.choose_gamma(sigma, table.n)
+        self._gamma_first, self._chains = lattice.choose_gamma(first, table.n), chains
+        self._cached = table.keeps_vectors(chains)
+        self._proven = [self._reference.at(kernel.centre, kernel.matrix) for kernel in kernels]
+        self._scores = [
+            score_sum(proven, kernel.matrix, self._gamma_first, table.n)
+            for proven, kernel in zip(self._proven, kernels, strict=True)
+        ]
+        costs = [cost_quanta((scores.moved / first) ** 2) for scores in self._scores]
+        lattice.first_of_all(max(costs), chains)
+        self._cost = costs[0] * chains if len(costs) == 1 else sum(costs)
+        self.options = None if self._cached else LEAN
+        self.noises = [(first / self._gamma_first, dim + 1, None), (sigma / self._gamma, dim + 1, None)]
+
+    def enter(self, table: LocalEngine, states: State) -> tuple[Held, Array]:
+        """What the loop holds, and keeps of the records where the chains are. Private."""
+        one, dim = len(self._scores) == 1, table.how.model.dim
+        anchor, body = self._each([p.anchor for p in self._proven]), self._each([p.body for p in self._proven])
+        totals = self._each([jax.device_put(table.sum(scores)) for scores in self._scores])
+        vectors, kept = jnp.zeros((0, dim)), jnp.zeros((self._chains, 0))
+        if self._cached:
+            every = [table.vectors_at(scores.body) for scores in self._scores]
+            vectors, kept = every[0] if one else jnp.stack(every), table.terms(states.theta)
+        return Held(table.records, anchor, body, totals, vectors), kept
+
+    def _each(self, trees: list[Any]) -> Any:
+        """A row for every chain; one stands for all."""
+        if len(trees) == 1:
+            alike = partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (self._chains, *jnp.shape(a))))
+            return quick_jit(alike)(trees[0])
+        return jax.tree.map(lambda *a: jnp.stack(a), *trees)
+
+    def first(self, held: Held, fresh: Fresh) -> tuple[Array, Array]:
+        """The noisy scores at each chain's reference point."""
+        return (held.totals + fresh.vectors).astype(jnp.float64) * self._gamma_first, jnp.asarray(self._cost)
+
+    def price(self, held: Held, states: State, kept: Array, move: Move) -> Priced:
+        """Integer ranges and their cost."""
+        points = held.anchor, states.theta, move.theta_prop, move.along
+        return price(self._reference, points, move.possible, self._gamma, self._n, self._sigma)
+
+    def answer(
+        self, held: Held, states: State, kept: Array, move: Move, priced: Priced, fresh: Fresh
+    ) -> tuple[Heard, Array]:
+        """Sums over all records, with noise."""
+        vectors, shared = (held.vectors, held.vectors.ndim == 2) if self._cached else (held.body, False)
+        changes = Change(states.theta, kept, move.theta_prop, move.along, priced.clamp)
+        one = partial(sum_change, self._how, self._reference, held.rows, gamma=self._gamma)
+        sums, proposed = jax.vmap(lambda change, own: one(change, vectors=own), (0, None if shared else 0))(
+            changes, vectors
+        )
+        return lattice.heard(sums + fresh.scalars, priced.answered, self._gamma, self._sigma), proposed
+
+
+# -- by rounds --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=32)
+def _price_alone(reference: Reference, chains: int, dim: int) -> Callable[..., Any]:
+    """Compile a price: (anchor, what is asked, packed) -> the price, packed. Owners in this process share it."""
+    rows = (float, (chains, dim))
+
+    def run(anchor: Anchor, numbers: Array) -> Array:
+        parts = (int, ()), (bool, (chains,)), (float, ()), (float, ()), rows, rows, rows
+        n, asked, gamma, sigma, *points = unpack(numbers, *parts)
+        priced = price(reference, tuple(points), asked, gamma, n, sigma, anchor)
+        return packed_price(priced, priced.clamp.lo, priced.clamp.hi)
+
+    return jax.jit(run)
+
+
+@closed("unused noise")
+class RemainderRounds:
+    """Rounds around a reference point: one second-order scalar per chain."""
+
+    def __init__(self, engine: Engine, reference: Reference, proven: Proven, terms: Terms, pool: NoisePool) -> None:
+        self._engine, self._terms, self._dim, self.pools = engine, terms, len(terms.centre), [pool]
+        self._body, self._anchor = jax.tree.map(np.asarray, proven.body), proven.anchor
+        self._price = _price_alone(reference, terms.chains, self._dim)
+
+    def quote(self, question: Remainder, covered: int) -> Quote:
+        """Price the scalars."""
+        chains, dim, gamma = self._terms.chains, self._dim, self._terms.gamma
+        points = [numbers_of(name, getattr(question, name), chains, dim) for name in ("theta", "theta_prop", "slope")]
+        asked = flags_of(question.asked, chains)
+        reals = [gamma, self._terms.sigma, *points[0], *points[1], *points[2]]
+        with x64():
+            row = self._price(self._anchor, pack_lists([self._engine.n, *asked], reals))
+        priced = PricedScalars.read(row, chains, 2)
+
+        def totals() -> list[int]:
+            lo, hi = map(np.array, priced.whole)
+            theta, theta_prop, slope = (np.array(x).reshape(chains, dim) for x in points)
+            query = RemainderSum(theta, theta_prop, slope, self._body, lo, hi, gamma)
+            summed: list[int] = self._engine.sum(query).tolist()
+            return summed
+
+        return priced.quote(gamma, totals, self.pools[0])
