@@ -54,7 +54,7 @@ def test_at_a_logit_of_zero_one_record_moves_the_sum_of_gradients_by_no_more_tha
     across /= 2 ** np.ceil(np.log2(np.linalg.norm(across)))  # a power of two: x' theta stays exactly zero
     assert across @ centre == 0.0
     with jax.enable_x64(True):
-        _, gradients, body = study.near.at(centre, np.eye(2))
+        _, gradients, body = study.reference_bounds.at(centre, np.eye(2))
         low, high = reference.integer_range(gradients, gamma, 2)
         totals = []
         for x in (across, -across):
@@ -77,8 +77,8 @@ def test_gradients_by_the_proven_program_are_those_of_the_model(model, domain):
     with jax.enable_x64(True):
         table = {"x": jnp.asarray(x), "y": jnp.asarray(y).astype(int)}
         theta = jnp.asarray(rng.normal(size=study.model.dim))
-        body = study.near.at(theta, np.eye(study.model.dim)).body
-        ours = jax.jit(jax.vmap(study.near.vector, (None, 0)))(body, table)
+        body = study.reference_bounds.at(theta, np.eye(study.model.dim)).body
+        ours = jax.jit(jax.vmap(study.reference_bounds.vector, (None, 0)))(body, table)
         theirs = jax.vmap(jax.grad(study.model.log_likelihood), (None, 0))(theta, table)
     assert np.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     assert np.abs(theirs).max() > 0.1
@@ -104,7 +104,7 @@ def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_c
     corners = np.array(list(product((-1, 1), repeat=5))) / 5**0.5
     x = np.concatenate([domain["x"].extremes(rng, 8), corners])
     with jax.enable_x64(True):
-        _, gradients, body = study.near.at(centre, root)
+        _, gradients, body = study.reference_bounds.at(centre, root)
         low, high = reference.integer_range(gradients, gamma, 2)
         uncut = jax.jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
         sums, open_ones = [], []
@@ -133,7 +133,12 @@ def test_a_second_query_dearer_than_64_bits_is_not_released():
     sigma, chains, cap = 3e-5, 4, QUANTA_PER_UNIT
     with Ledger.in_memory(cap) as ledger:
         vault = Vault(
-            records.load(data, BOX), study.model, BOX, study.bounds, ledger.account("a", cap), near=study.near
+            records.load(data, BOX),
+            study.model,
+            BOX,
+            study.bounds,
+            ledger.account("a", cap),
+            near=study.reference_bounds,
         )
         stream = PublicStream(1, chains)
         with jax.enable_x64(True):

@@ -46,7 +46,7 @@ def test_no_compiled_loop_goes_on_after_its_last_row_of_noise(loop):
     with Ledger.in_memory(cap) as ledger:
         vault = Vault(
             records.load(table, study.domain), study.model, study.domain, study.bounds, ledger.account("a", cap),
-            family=study.family, near=study.near,
+            family=study.family, near=study.reference_bounds,
         )  # fmt: skip
         stream = PublicStream(1, chains)
         with jax.enable_x64(True):

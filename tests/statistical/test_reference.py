@@ -105,7 +105,7 @@ def flow(sigma_of, h=1.0, shorter=1.0, wider=0.0):
     kernel = kernel_of(h)
     with jax.enable_x64(True):
         rows = records.load(DATA, STUDY.domain).on_device()
-        near = STUDY.near
+        near = STUDY.reference_bounds
         proven = near.at(kernel.centre, kernel.matrix)
         question = reference.ReferenceQuestion(STUDY.model, STUDY.domain, near, h, 0.5, N, N, 1, "float64")
         short = {name: shorter * getattr(proven.body, name) for name in ("slope_low", "slope_high")}
@@ -202,7 +202,7 @@ def test_chains_may_have_a_reference_point_each_with_a_region_of_its_own():
     with Ledger.in_memory(2**60) as ledger:
         vault = Vault(
             records.load(DATA, STUDY.domain), STUDY.model, STUDY.domain, STUDY.bounds, ledger.account("a", 2**60),
-            near=STUDY.near,
+            near=STUDY.reference_bounds,
         )  # fmt: skip
         vault.begin_each([near, far], 0.5, states)
         chunk = vault.chunk(states, PublicStream(0, 2).peek(near, 200), 200, 2**58)
@@ -218,7 +218,7 @@ def test_chains_may_have_a_reference_point_each_with_a_region_of_its_own():
 def small_vault(ledger, cap, h=0.5, sigma=0.4, chains=2):
     vault = Vault(
         records.load(DATA, STUDY.domain), STUDY.model, STUDY.domain, STUDY.bounds, ledger.account("a", cap),
-        near=STUDY.near,
+        near=STUDY.reference_bounds,
     )  # fmt: skip
     with jax.enable_x64(True):
         theta = jnp.full((chains, 1), MEAN)
@@ -234,7 +234,7 @@ def small_vault(ledger, cap, h=0.5, sigma=0.4, chains=2):
 
 
 def first_cost(kernel, chains=2):
-    gradients = STUDY.near.at(kernel.centre, kernel.matrix).gradients
+    gradients = STUDY.reference_bounds.at(kernel.centre, kernel.matrix).gradients
     gamma = reference.lattice.choose_gamma(kernel.proposal_sigma, N)
     return chains * reference.first_cost(gradients, kernel.proposal_sigma, gamma)
 
@@ -245,7 +245,7 @@ def test_every_step_is_charged_for_both_queries_and_the_cap_holds():
         vault, stream, states, kernel = small_vault(ledger, cap)
         chunk = vault.chunk(states, stream.peek(kernel, 200), 200, cap)
         assert 0 < chunk.steps < 200
-        diameter = STUDY.near.at(kernel.centre, kernel.matrix).gradients.diameter
+        diameter = STUDY.reference_bounds.at(kernel.centre, kernel.matrix).gradients.diameter
         realised = 2 * chunk.steps * (diameter / kernel.proposal_sigma) ** 2
         realised += ((chunk.transcript.sensitivity / 0.4) ** 2).sum()
         one_more = first_cost(kernel) / QUANTA_PER_UNIT
@@ -294,7 +294,9 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
     """Kept terms or not, one row a person or one with a count: the same integers."""
     kernel = kernel_of(1.0)
     with jax.enable_x64(True):
-        question = reference.ReferenceQuestion(STUDY.model, STUDY.domain, STUDY.near, 1.0, 0.5, N, N, 1, "float64")
+        question = reference.ReferenceQuestion(
+            STUDY.model, STUDY.domain, STUDY.reference_bounds, 1.0, 0.5, N, N, 1, "float64"
+        )
         point = jax.tree.map(lambda a: a[0], reference.point_at(question, [kernel]))
         doubled = {k: np.concatenate([v[:30], v[:30]]) for k, v in DATA.items()}
         plain = records.load(doubled, STUDY.domain)
@@ -302,7 +304,7 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
         monkeypatch.setattr(reference, "BLOCK", 7)
         a, b = jnp.array([MEAN]), jnp.array([MEAN + 0.4])
         known = jax.jit(kernel.known)(a, b)
-        lo, hi = jax.jit(STUDY.near.range)(point.anchor, a, b, b - a - known.along)
+        lo, hi = jax.jit(STUDY.reference_bounds.range)(point.anchor, a, b, b - a - known.along)
         clamp = reference.lattice.clamp_for(lo, hi, question.gamma_scalar, N)
         at = point.body, point.matrix, point.low, point.high
         totals, scalars = [], []

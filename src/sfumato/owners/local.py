@@ -227,7 +227,7 @@ def open_table(
     with _closed_on_failure(own):
         vault = Vault(
             table, study.model, study.domain, study.bounds, account, precision=precision, family=study.family,
-            near=study.near, source=source,
+            near=study.reference_bounds, source=source,
         )  # fmt: skip
     facts = facts_of(study, vault, name, epsilon, delta, mu, outside, precision, own is None)
     return TableAccess(vault, account, facts, own)

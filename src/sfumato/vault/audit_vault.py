@@ -49,7 +49,7 @@ class Stage(Vault):
         self.asked: list[Release] = []
         super().__init__(
             records.load(table, study.domain), study.model, study.domain, study.bounds, self._ledger.account("run", cap),
-            family=study.family, near=study.near, source=source,
+            family=study.family, near=study.reference_bounds, source=source,
         )  # fmt: skip
 
     def show(self, table: Mapping[str, Any]) -> None:

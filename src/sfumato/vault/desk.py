@@ -549,9 +549,9 @@ class _Near:
     """Rounds of Langevin around a reference point: a noisy gradient there, then second-order scalars."""
 
     def __init__(self, engine: Engine, study: Study, terms: Terms, noise: Callable[..., Source]) -> None:
-        if study.near is None:
+        if study.reference_bounds is None:
             raise InvalidInput("kernel='langevin' needs proven bounds; this owner's are stated ones.")
-        dim, near = study.model.dim, study.near
+        dim, near = study.model.dim, study.reference_bounds
         near.check()
         root = _matrix("matrix", terms.matrix, dim, dim)
         centre = _matrix("centre", [terms.centre], 1, dim)[0]

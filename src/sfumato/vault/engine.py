@@ -202,7 +202,9 @@ class LocalEngine:
     ) -> None:
         check_precision(precision)
         self._count, self._study, self._precision = records.n, study, precision
-        self._near = study.near or Reference(study.model, study.domain)  # nothing is built before it is asked for
+        self._near = study.reference_bounds or Reference(
+            study.model, study.domain
+        )  # nothing is built before it is asked for
         with jax.enable_x64(True):
             self._records: Rows | None = count_records(records, study.domain).on_device()
         self._rows = self._records.number

@@ -18,6 +18,7 @@ from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
+from sfumato.privacy.budget import RELATIVE_LOG2
 from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Rows, add_up, sum_over_blocks
 from sfumato.vault.lattice import TERM_LIMIT
@@ -103,7 +104,7 @@ def gamma_for(n: int, radius: float, sigma: float) -> float:
     InvalidInput
         The sum would leave 64 bits all the same.
     """
-    coarse = float(2.0 ** math.floor(math.log2(sigma) + lattice.RELATIVE_LOG2))
+    coarse = float(2.0 ** math.floor(math.log2(sigma) + RELATIVE_LOG2))
     for gamma in (lattice.choose_gamma(sigma, n), coarse):
         if n * radius / gamma <= lattice.SUM_LIMIT:
             return gamma
