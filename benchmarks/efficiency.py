@@ -30,10 +30,9 @@ from scipy.special import digamma, polygamma
 
 import sfumato as sf
 from sfumato.kernel import Langevin, PublicStream, State
-from sfumato.planner import budget_mu, make_plan, replan, run_pilot
-from sfumato.planner.plan import FAMILY_PILOT_SHARE
+from sfumato.planner import budget_mu, build_kernel, make_plan, replan, run_pilot
+from sfumato.planner.making import FAMILY_PILOT_SHARE
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.run.chain import build_kernel
 from sfumato.study.target import Study, make_study
 from sfumato.vault import records
 from sfumato.vault.queries.linear import LangevinSource
@@ -164,7 +163,7 @@ def measure(row: Row, runs: int, max_iterations: int, seed: int) -> Measured:
 def _pilot(study: Study, plan: sf.Plan, vault: Vault, mu: float) -> Any:
     with jax.enable_x64(True):
         budget = FAMILY_PILOT_SHARE * mu**2 * 0.999
-        return run_pilot(study.model, study.domain, N, plan.picture.centre, budget, vault.release, known=True).picture
+        return run_pilot(study.model, study.domain, N, plan.belief.centre, budget, vault.release, known=True).belief
 
 
 def _chains(

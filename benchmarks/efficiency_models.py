@@ -32,9 +32,12 @@ from numpyro.infer import MCMC, NUTS
 import sfumato as sf
 from sfumato.domain import Domain
 from sfumato.kernel import PublicStream, State
-from sfumato.planner.forecast import limit_ess, reference_kernel
+from sfumato.planner import build_kernel
+from sfumato.planner.limit import limit_ess
+from sfumato.planner.making import PILOT_SHARE, make_plan, replan
 from sfumato.planner.pilot import run_pilot
-from sfumato.planner.plan import PILOT_SHARE, Plan, make_plan, replan
+from sfumato.planner.plan import Plan
+from sfumato.planner.reference import reference_kernel
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.study.target import Study, make_study
 from sfumato.vault import records
@@ -188,13 +191,13 @@ def run_many(
                     study.model,
                     study.domain,
                     N,
-                    plan.picture.centre,
+                    plan.belief.centre,
                     plan.pilot_share * plan.mu**2 * 0.999,
                     vault.release,
-                    covariance=plan.picture.covariance,
+                    covariance=plan.belief.covariance,
                     most=0.999 * max(plan.pilot_share, PILOT_SHARE) * plan.mu**2,
                 )
-            pilots.append((found.picture, meter.spent - before))
+            pilots.append((found.belief, meter.spent - before))
         pilots[:] = [pilots[i % different] for i in range(runs)]
     left = 1 - pilots[0][1] / QUANTA_PER_UNIT / plan.mu**2
     tuned = replan(plan, study, pilots[0][0], left, kernel=kernel, max_iterations=plan.iterations)
@@ -211,11 +214,11 @@ def run_many(
         if kernel == "langevin":
             kernels = [reference_kernel(study.model, p, r, tuned.step) for (p, _), r in zip(pilots, roots, strict=True)]
             vault.begin_each(kernels, tuned.sigma, states)
-            proven = [study.near.at(k.centre, k.matrix).gradients.diameter for k in kernels]
+            proven = [study.reference_bounds.at(k.centre, k.matrix).gradients.diameter for k in kernels]
             first = (np.array(proven) / kernels[0].proposal_sigma) ** 2
             drawer = kernels[0]
         else:
-            drawer = tuned.build_kernel()
+            drawer = build_kernel(study, tuned)
             vault.begin(drawer, tuned.sigma, states)
     cap = plan.mu**2 - np.array([spent / QUANTA_PER_UNIT for _, spent in pilots])
     parts, spent, size = [], np.zeros(runs), int(np.clip(tuned.iterations // 4, 16, 256))
@@ -293,7 +296,7 @@ def cell(name: str, epsilon: float, args: argparse.Namespace, exact: tuple[np.nd
     mean, covariance = exact
     auto = make_plan(study, n=N, epsilon=epsilon, delta=1e-6, chains=1, max_iterations=20_000)
     with jax.enable_x64(True):
-        picture = type(auto.picture)(mean, covariance, "exact")
+        picture = type(auto.belief)(mean, covariance, "exact")
         limit = limit_ess(study.model, study.domain, picture, auto.mu)
     for kernel in KERNELS:
         began = time.perf_counter()

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from efficiency import DELTA, Endless, N, Problem, bernoulli, bernoullis, normals
 
 from sfumato.kernel import Langevin, PublicStream, State
-from sfumato.planner import make_plan
-from sfumato.run.chain import build_kernel
+from sfumato.planner import build_kernel, make_plan
 from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.gaussian import ExactSource
@@ -65,7 +64,7 @@ def waiting(
     plan = make_plan(study, n=N, epsilon=epsilon, delta=DELTA, kernel=kernel, chains=chains)
     walk, stream = build_kernel(study, plan), PublicStream(0, chains)
     with jax.enable_x64(True):
-        theta = jnp.broadcast_to(jnp.asarray(plan.picture.centre), (chains, len(plan.picture.centre)))
+        theta = jnp.broadcast_to(jnp.asarray(plan.belief.centre), (chains, len(plan.belief.centre)))
         pending = jnp.full(theta.shape, jnp.nan) if isinstance(walk, Langevin) else None
         directions = jnp.asarray(stream.directions(theta.shape[1]))
         states = State(theta, jax.vmap(study.model.log_prior)(theta), directions, pending)

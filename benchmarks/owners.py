@@ -42,7 +42,8 @@ from sfumato.node.tokens import TokenFile
 from sfumato.owners.local import LocalDoor, facts_of
 from sfumato.owners.remote import connect
 from sfumato.owners.rounds import Rounds
-from sfumato.planner.forecast import Picture, reference_kernel
+from sfumato.planner.belief import Belief
+from sfumato.planner.reference import reference_kernel
 from sfumato.study.target import make_study
 from sfumato.vault import records
 from sfumato.vault.desk import Desk
@@ -195,12 +196,12 @@ def kernel_for(kind: str, study: Any, n: int) -> Any:
     if kind == "guided":
         return Guided(np.eye(study.model.dim) / n**0.5, 1.0)
     if study.family is not None:
-        # As `planner.forecast.choose_copies` has it for one parameter: over nodes corrections come from second copies.
+        # As `planner.langevin` has it for one parameter: over nodes corrections come from second copies.
         public = public_part(study.family, study.model, n)
         return Langevin(np.eye(1) * 2 / n**0.5, 0.02, public, copy_sigma=(4 * 45 / 0.02) ** 0.5)
     covariance = np.eye(study.model.dim) * 12 / n  # of uniform covariates in [-1, 1] and even odds
     with jax.enable_x64(True):
-        picture = Picture(np.zeros(study.model.dim), covariance, "benchmark")
+        picture = Belief(np.zeros(study.model.dim), covariance, "benchmark")
         return reference_kernel(study.model, picture, np.linalg.cholesky(covariance), 0.002)
 
 

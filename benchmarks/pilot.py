@@ -49,7 +49,7 @@ from sfumato.errors import SfumatoError
 from sfumato.model.derivatives import size, vector_function
 from sfumato.planner import replan, run_pilot
 from sfumato.planner.pilot import Piloted
-from sfumato.planner.plan import Plan, knows_information
+from sfumato.planner.plan import Plan
 from sfumato.study.target import Study
 
 MOST = 0.1
@@ -145,7 +145,7 @@ class Ended:
 def pilot_options(study: Study, plan: Plan) -> dict[str, Any]:
     """What `sf.sample` passes to the pilot besides model, domain, start and budget."""
     return {
-        "known": knows_information(study), "covariance": plan.picture.covariance, "most": 0.999 * MOST * plan.mu**2,
+        "known": study.knows_information, "covariance": plan.belief.covariance, "most": 0.999 * MOST * plan.mu**2,
         "widest": plan.mu / plan.enough_ess**0.5,
     }  # fmt: skip
 
@@ -162,7 +162,7 @@ def one_pilot(known: Reference, plan: Plan, share: float, rng: np.random.Generat
     try:
         with jax.enable_x64(True):
             found = run_pilot(
-                study.model, study.domain, known.records.n, plan.picture.centre, budget * 0.999, release,
+                study.model, study.domain, known.records.n, plan.belief.centre, budget * 0.999, release,
                 **pilot_options(study, plan),
             )  # fmt: skip
     except SfumatoError as error:  # so does the run: nobody is misled
@@ -170,8 +170,8 @@ def one_pilot(known: Reference, plan: Plan, share: float, rng: np.random.Generat
     seconds = time.process_time() - began
     arrived, off_by = says(found)
     return Ended(
-        off=known.off(found.picture.centre),
-        error=float(found.picture.error),
+        off=known.off(found.belief.centre),
+        error=float(found.belief.error),
         off_by=off_by,
         arrived=arrived,
         chain=small and begins(known, plan, found, release.spent),
@@ -186,7 +186,7 @@ def begins(known: Reference, plan: Plan, found: Piloted, spent: float) -> bool:
         return False
     try:
         left = 1 - spent / plan.mu**2
-        return not replan(plan, known.study, found.picture, left, kernel="auto", max_iterations=None).weak
+        return not replan(plan, known.study, found.belief, left, kernel="auto", max_iterations=None).weak
     except SfumatoError:
         return False
 
@@ -262,7 +262,7 @@ def cell(problem: Problem, epsilon: float, pilots: int, seed: int, folder: Path)
         nothing = {"start": np.nan, "ratio": np.nan, "share": 0.0, "forecast": 0.0, "weak": True}
         return Cell(**facts, **nothing, ended=[], refused=f"{type(error).__name__}: {error}")
     share = min(plan.pilot_share, MOST)
-    facts |= {"start": known.off(plan.picture.centre), "ratio": information_ratio(known, plan)}
+    facts |= {"start": known.off(plan.belief.centre), "ratio": information_ratio(known, plan)}
     ended = []
     for number in range(pilots):
         rng = np.random.default_rng([seed, zlib.crc32(problem.name.encode()), int(epsilon * 1000), number])
@@ -272,7 +272,7 @@ def cell(problem: Problem, epsilon: float, pilots: int, seed: int, folder: Path)
 
 def information_ratio(known: Reference, plan: Plan) -> float:
     """Largest ratio, over directions, of the posterior's precision to the one the plan believes in."""
-    believed = np.linalg.cholesky(plan.picture.covariance)
+    believed = np.linalg.cholesky(plan.belief.covariance)
     return float(np.linalg.eigvalsh(believed.T @ np.linalg.inv(known.covariance) @ believed).max())
 
 

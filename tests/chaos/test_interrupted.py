@@ -19,7 +19,7 @@ import sfumato as sf
 from chaos.test_pilot_killed import FAMILY, SETTINGS, Y, price, stop_at
 from sfumato.cli import endings, main
 from sfumato.errors import Interrupted
-from sfumato.run.holding import standing
+from sfumato.run.holding import progress_so_far
 from sfumato.run.journal import Journal
 
 STUDY = """
@@ -109,7 +109,7 @@ def test_between_the_pilot_and_the_chains(tmp_path, monkeypatch, share):
     assert ("is paid for and kept" if share is None else "no pilot") in stop.value.so_far
     assert "Nothing is drawn yet" in stop.value.so_far
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
-    assert f"{run.iterations} draws of every chain are kept" in standing(Journal(tmp_path / "run"))
+    assert f"{run.iterations} draws of every chain are kept" in progress_so_far(Journal(tmp_path / "run"))
 
 
 def test_before_anything_could_be_spent_there_is_nothing_to_say(tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_before_anything_could_be_spent_there_is_nothing_to_say(tmp_path, monkey
 def test_a_folder_that_cannot_be_read_promises_nothing(tmp_path, monkeypatch):
     interrupted(monkeypatch, tmp_path / "run", {"y": Y}, 2, True)
     (tmp_path / "run" / "pilot-000.json").write_text("{")
-    assert standing(Journal(tmp_path / "run")) == ""
+    assert progress_so_far(Journal(tmp_path / "run")) == ""
 
 
 # -- in a shell: a real process, a real signal ------------------------------------------------------------------------

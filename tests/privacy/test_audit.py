@@ -18,7 +18,7 @@ from sfumato.auditor.terms import Terms
 from sfumato.errors import InvalidInput
 from sfumato.kernel import ReferenceLangevin
 from sfumato.planner import Plan, budget_mu
-from sfumato.planner.forecast import Picture
+from sfumato.planner.belief import Belief
 from sfumato.study.target import make_study
 from sfumato.vault import lattice, records
 from sfumato.vault.gaussian import ExactSource
@@ -50,7 +50,7 @@ def plan_for(kernel, dim, sd, step, sigma, pilot_share=0.0):
     return Plan(
         kernel=kernel, sigma=sigma, step=step, iterations=12, chains=2, n=N, epsilon=EPSILON, delta=DELTA, mu=MU,
         pilot_share=pilot_share, forecast_ess=1.0, limit_ess=1.0, assumptions=(), matrix=matrix,
-        picture=Picture(np.linspace(0.11, 0.23, dim), matrix @ matrix.T, "made up"),
+        belief=Belief(np.linspace(0.11, 0.23, dim), matrix @ matrix.T, "made up"),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_the_auditor_takes_no_kink_for_a_leak():
         first = Terms(study, kernel, N).first(pair)
     apart = np.linalg.norm(first[0] - first[1])
     assert apart == pytest.approx(0.1)  # half of each, whitened by a tenth
-    assert apart <= study.near.at(centre, kernel.matrix).gradients.diameter
+    assert apart <= study.reference_bounds.at(centre, kernel.matrix).gradients.diameter
 
 
 # -- the two records --------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_at_a_logit_of_zero_one_record_moves_the_sum_of_gradients_by_no_more_tha
     across /= 2 ** np.ceil(np.log2(np.linalg.norm(across)))  # a power of two: x' theta stays exactly zero
     assert across @ centre == 0.0
     with jax.enable_x64(True):
-        scores = score_sum(study.near.at(centre, np.eye(2)), np.eye(2), gamma, 2)
+        scores = score_sum(study.reference_bounds.at(centre, np.eye(2)), np.eye(2), gamma, 2)
         totals = []
         for x in (across, -across):
             for y in (0, 1):
@@ -78,8 +78,8 @@ def test_gradients_by_the_proven_program_are_those_of_the_model(model, domain):
     with jax.enable_x64(True):
         table = {"x": jnp.asarray(x), "y": jnp.asarray(y).astype(int)}
         theta = jnp.asarray(rng.normal(size=study.model.dim))
-        body = study.near.at(theta, np.eye(study.model.dim)).body
-        ours = jax.jit(jax.vmap(study.near.vector, (None, 0)))(body, table)
+        body = study.reference_bounds.at(theta, np.eye(study.model.dim)).body
+        ours = jax.jit(jax.vmap(study.reference_bounds.vector, (None, 0)))(body, table)
         theirs = jax.vmap(jax.grad(study.model.log_likelihood), (None, 0))(theta, table)
     assert np.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     assert np.abs(theirs).max() > 0.1
@@ -105,7 +105,7 @@ def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_c
     corners = np.array(list(product((-1, 1), repeat=5))) / 5**0.5
     x = np.concatenate([domain["x"].extremes(rng, 8), corners])
     with jax.enable_x64(True):
-        proven = study.near.at(centre, root)
+        proven = study.reference_bounds.at(centre, root)
         gradients, scores = proven.gradients, score_sum(proven, root, gamma, 2)
         uncut = jax.jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
         sums, open_ones = [], []

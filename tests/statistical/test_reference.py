@@ -109,7 +109,7 @@ def flow(sigma_of, h=1.0, shorter=1.0, wider=0.0):
     with jax.enable_x64(True):
         table = LocalEngine(records.load(DATA, STUDY.domain), STUDY)
         rows, how, gamma = table.records, table.how, lattice.choose_gamma(0.5, N)
-        near = STUDY.near
+        near = STUDY.reference_bounds
         proven = near.at(kernel.centre, kernel.matrix)
         short = {name: shorter * getattr(proven.body, name) for name in ("slope_low", "slope_high")}
         vectors = table.vectors_at(proven.body._replace(**short))
@@ -235,7 +235,7 @@ def small_vault(ledger, cap, h=0.5, sigma=0.4, chains=2):
 
 
 def first_cost(kernel, chains=2):
-    proven = STUDY.near.at(kernel.centre, kernel.matrix)
+    proven = STUDY.reference_bounds.at(kernel.centre, kernel.matrix)
     scores = score_sum(proven, kernel.matrix, lattice.choose_gamma(kernel.proposal_sigma, N), N)
     return chains * cost_quanta((scores.moved / kernel.proposal_sigma) ** 2)
 
@@ -246,7 +246,7 @@ def test_every_step_is_charged_for_both_queries_and_the_cap_holds():
         vault, stream, states, kernel = small_vault(ledger, cap)
         chunk = vault.chunk(states, stream.peek(kernel, 200), 200, cap)
         assert 0 < chunk.steps < 200
-        diameter = STUDY.near.at(kernel.centre, kernel.matrix).gradients.diameter
+        diameter = STUDY.reference_bounds.at(kernel.centre, kernel.matrix).gradients.diameter
         realised = 2 * chunk.steps * (diameter / kernel.proposal_sigma) ** 2
         realised += ((chunk.transcript.sensitivity / 0.4) ** 2).sum()
         one_more = first_cost(kernel) / QUANTA_PER_UNIT
@@ -295,7 +295,7 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
     """Kept terms or not, one row a person or one with a count: the same integers."""
     kernel = kernel_of(1.0)
     with jax.enable_x64(True):
-        gamma, proven = lattice.choose_gamma(0.5, N), STUDY.near.at(kernel.centre, kernel.matrix)
+        gamma, proven = lattice.choose_gamma(0.5, N), STUDY.reference_bounds.at(kernel.centre, kernel.matrix)
         scores = score_sum(proven, kernel.matrix, gamma, N)
         doubled = {k: np.concatenate([v[:30], v[:30]]) for k, v in DATA.items()}
         plain = records.load(doubled, STUDY.domain)
@@ -303,14 +303,14 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
         monkeypatch.setattr(blocks, "BLOCK", 7)
         a, b = jnp.array([MEAN]), jnp.array([MEAN + 0.4])
         known = jax.jit(kernel.known)(a, b)
-        lo, hi = jax.jit(STUDY.near.range)(proven.anchor, a, b, b - a - known.along)
+        lo, hi = jax.jit(STUDY.reference_bounds.range)(proven.anchor, a, b, b - a - known.along)
         clamp = lattice.clamp_for(lo, hi, gamma, N)
         totals, scalars = [], []
         for table in (LocalEngine(part, STUDY) for part in (plain, counted)):
             totals.append(table.sum(scores))
             change = Change(a, table.terms(a[None])[0], b, known.along, clamp)
             for own in (table.vectors_at(proven.body), proven.body):
-                run = jax.jit(lambda r, c, v, how=table.how: sum_change(how, STUDY.near, r, c, v, gamma))
+                run = jax.jit(lambda r, c, v, how=table.how: sum_change(how, STUDY.reference_bounds, r, c, v, gamma))
                 scalars.append(int(run(table.records, change, own)[0]))
         assert np.array_equal(*totals)
         # Block by block the derivative along v is taken another way, so the last bit of a term may differ.

@@ -63,7 +63,7 @@ def test_an_outcome_is_not_told_to_be_scaled():
         with numpyro.plate("people", y.shape[0]):
             numpyro.sample("outcome", dist.Poisson(rate), obs=y)
 
-    weak = SimpleNamespace(weak=True, picture=SimpleNamespace(centre=np.array([0.3])))
+    weak = SimpleNamespace(weak=True, belief=SimpleNamespace(centre=np.array([0.3])))
     assert advice(make_study(visits, {"y": sf.Integers(0, 50)}), weak) is None
 
 
@@ -86,7 +86,7 @@ def test_only_a_column_that_a_parameter_multiplies_as_it_stands_wants_scaling(te
 
     domain = {"x": sf.Integers(100, 300), "y": sf.Interval(-3, 3)}
     study = SimpleNamespace(model=from_numpyro(model, domain), domain=domain, family=None)
-    weak = SimpleNamespace(weak=True, picture=SimpleNamespace(centre=np.array([0.3, 0.1])))
+    weak = SimpleNamespace(weak=True, belief=SimpleNamespace(centre=np.array([0.3, 0.1])))
     assert (advice(study, weak) is not None) == wanted
 
 

@@ -15,10 +15,11 @@ from sfumato.model.derivatives import matrix_to_triangle, vector_function
 from sfumato.model.trials import as_model_input
 from sfumato.planner import compiled, pilot
 from sfumato.planner.arrival import SURPRISING, is_noise, upper_limit
+from sfumato.planner.belief import Belief
+from sfumato.planner.centre import assumed_centre, summit
 from sfumato.planner.compiled import prior_draws
-from sfumato.planner.forecast import Picture
-from sfumato.planner.pilot import FORGIVEN, Answered, _information, _straight, _together, run_pilot, summit
-from sfumato.planner.plan import _centre
+from sfumato.planner.guide import Answered, combine_scores, on_one_parabola, unwhiten_information
+from sfumato.planner.pilot import FORGIVEN, run_pilot
 from sfumato.planner.reach import MARGIN, Search, diameter, enclosing_ball
 from sfumato.study.target import make_study
 
@@ -45,7 +46,7 @@ def test_all_scores_place_the_centre_together():
     off, told = [], set()
     for _ in range(REPEATS):
         answered = noisy_scores(rng, mode, covariance, sigmas, starts)
-        score, error = _together(answered, starts[0], np.linalg.inv(covariance), covariance)
+        score, error = combine_scores(answered, starts[0], np.linalg.inv(covariance), covariance)
         off.append(white @ (starts[0] + covariance @ score - mode))
         told.add(round(error, 9))
     expected = sum(s**-2 for s in sigmas) ** -0.5
@@ -64,8 +65,8 @@ def test_gradients_from_where_the_posterior_is_no_parabola_are_not_heard():
     def bend(theta):
         return 0.05 * theta**2
 
-    assert _straight(answers, mode, bend, np.eye(2)) == [near, last]
-    assert _straight(answers, mode, np.zeros_like, np.eye(2)) == [bent, near, last]
+    assert on_one_parabola(answers, mode, bend, np.eye(2)) == [near, last]
+    assert on_one_parabola(answers, mode, np.zeros_like, np.eye(2)) == [bent, near, last]
 
 
 def released(rng, truth, sigma):
@@ -80,7 +81,7 @@ def test_stein_never_makes_the_information_worse_nor_calls_it_better_than_it_is(
     truth = np.eye(dim) + spread * np.diag(np.linspace(-0.5, 0.5, dim))
     losses, said, raw = [], [], sigma * (dim * (dim + 1) / 2) ** 0.5
     for _ in range(REPEATS):
-        found, rough = _information(released(rng, truth, sigma), np.eye(dim), sigma)
+        found, rough = unwhiten_information(released(rng, truth, sigma), np.eye(dim), sigma)
         losses.append(np.sum((found - truth) ** 2))
         said.append(rough**2)
     loss = np.mean(losses) ** 0.5
@@ -91,7 +92,7 @@ def test_stein_never_makes_the_information_worse_nor_calls_it_better_than_it_is(
 
 
 def test_one_parameter_has_nothing_to_draw_together():
-    found, rough = _information(np.array([1.3]), np.eye(1), 0.1)
+    found, rough = unwhiten_information(np.array([1.3]), np.eye(1), 0.1)
     assert found == pytest.approx(1.3)
     assert rough == pytest.approx(0.1)
 
@@ -102,13 +103,13 @@ def test_starts_are_as_far_from_the_mode_as_draws(error):
     rng = np.random.default_rng(2)
     covariance = np.array([[2.0, 0.9], [0.9, 1.0]])
     root = np.linalg.cholesky(covariance)
-    pictures = [Picture(root @ (error * rng.standard_normal(2)), covariance, "", error) for _ in range(4000)]
+    pictures = [Belief(root @ (error * rng.standard_normal(2)), covariance, "", error) for _ in range(4000)]
     starts = np.stack([PublicStream(i, 1).starts(p.centre, p.start)[0] for i, p in enumerate(pictures)])
     assert np.cov(starts.T) == pytest.approx(covariance, rel=0.12)
 
 
 def test_chains_never_start_at_one_point():
-    picture = Picture(np.zeros(1), np.eye(1), "", error=3.0)
+    picture = Belief(np.zeros(1), np.eye(1), "", error=3.0)
     assert 0 < picture.start[0, 0] < 0.1
 
 
@@ -124,8 +125,8 @@ def test_however_small_the_budget_the_centre_stays_where_the_prior_believes():
     with jax.enable_x64(True):
         found = run_pilot(model, family.domain, 1000, np.zeros(1), 1e-12, release, known=True)
     spread = np.diff(np.quantile(prior_draws(model), [0.16, 0.84]))[0] / 2
-    assert np.abs(found.picture.centre).max() <= 3 * 6 * spread
-    assert found.picture.error > 1e3
+    assert np.abs(found.belief.centre).max() <= 3 * 6 * spread
+    assert found.belief.error > 1e3
     assert not found.arrived and found.off_by > 1e3
 
 
@@ -188,7 +189,7 @@ class Table:
 
     @property
     def start(self):
-        return _centre(self.model, None)[0]
+        return assumed_centre(self.model, None)[0]
 
     def off(self, theta):
         return float(np.sqrt(np.mean((self.white @ (theta - self.mode)) ** 2)))
@@ -257,8 +258,8 @@ def test_the_pilot_arrives_where_real_information_is_not_the_made_up_one(patient
             assert patients.spent <= 0.1 * budget
             assert found.spent == pytest.approx(patients.spent, rel=0.01)
             assert found.arrived
-            assert patients.off(found.picture.centre) <= max(1.5, 2 * found.picture.error)
-            assert patients.off(found.picture.centre) <= found.off_by
+            assert patients.off(found.belief.centre) <= max(1.5, 2 * found.belief.error)
+            assert patients.off(found.belief.centre) <= found.off_by
 
 
 def test_a_pilot_on_too_small_a_budget_says_so(patients):
@@ -329,8 +330,8 @@ def test_where_second_derivatives_tell_nothing_outer_products_do():
         assert set(table.asked) == {"gradient", "outer"}
         assert found.arrived
         # The mode of a Laplace is a median: one posterior sd is what outer products say, not the Hessian, which is flat.
-        precision = np.linalg.inv(found.picture.covariance)
-        score = jax.vmap(jax.grad(table.model.log_likelihood), (None, 0))(found.picture.centre, table.columns)
+        precision = np.linalg.inv(found.belief.covariance)
+        score = jax.vmap(jax.grad(table.model.log_likelihood), (None, 0))(found.belief.centre, table.columns)
         assert np.diag(precision) == pytest.approx(20 * np.diag(np.asarray(score.T @ score)), rel=0.2)
 
 
@@ -402,7 +403,7 @@ def test_a_start_is_a_point_of_the_prior():
     """The vector of medians of a banana is no such point: its log density is thousands below that of any draw."""
     with jax.enable_x64(True):
         model = make_study(banana, {"x": sf.Interval(-5.0, 5.0)}).model
-        theta, origin = _centre(model, None)
+        theta, origin = assumed_centre(model, None)
         typical = np.median([model.log_prior(draw) for draw in prior_draws(model)[:50]])
         assert model.log_prior(np.median(prior_draws(model), axis=0)) < typical - 1000
         assert model.log_prior(theta) > typical - 20
@@ -420,7 +421,7 @@ def test_a_prior_without_a_top_is_entered_in_its_middle():
     """The density of a hierarchy grows without end as its scale goes to zero: no pilot starts there."""
     with jax.enable_x64(True):
         model = make_study(pooled, {"group": sf.Categories(8), "y": sf.Binary()}).model
-        theta, _ = _centre(model, None)
+        theta, _ = assumed_centre(model, None)
         low, high = np.quantile(prior_draws(model), [0.05, 0.95], axis=0)
     assert np.all((low < theta) & (theta < high))
 

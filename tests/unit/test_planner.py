@@ -13,8 +13,9 @@ import pytest
 import sfumato as sf
 from sfumato.analysis import verdict
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
+from sfumato.kernel import Guided, RandomWalk
 from sfumato.planner import efficiency, synthetic
-from sfumato.planner.plan import asked_steps
+from sfumato.planner.making import asked_steps
 
 
 def coin(y):
@@ -322,7 +323,7 @@ def simulate(kind, step, sigma, chains=3000, steps=3000):
 
 @pytest.mark.parametrize(("kind", "step", "sigma"), [("guided", 0.8, 1.7), ("walk", 1.0, 2.4), ("walk", 2.4, 1.0)])
 def test_the_computed_worth_of_a_step_is_the_simulated_one(kind, step, sigma):
-    computed = (efficiency.guided if kind == "guided" else efficiency.random_walk)(step, (sigma,))[0]
+    computed = efficiency.worth(Guided if kind == "guided" else RandomWalk, step, (sigma,))[0]
     assert simulate(kind, step, sigma) == pytest.approx(computed, rel=0.12)
 
 
@@ -330,8 +331,8 @@ def test_small_steps_reach_the_limits_of_the_theory():
     """As steps shrink: sigma^2 Phi(-sigma/2)/2 for the random walk, sigma^2 a/(4(1-a)), a = 2 Phi(-sigma/2), guided."""
     from scipy.stats import norm
 
-    walk = efficiency.random_walk(0.05, (2.38,))[0] * 2.38**2 / 0.05**2
+    walk = efficiency.worth(RandomWalk, 0.05, (2.38,))[0] * 2.38**2 / 0.05**2
     assert walk == pytest.approx(2.38**2 * norm.cdf(-1.19) / 2, rel=0.01)
     a = 2 * norm.cdf(-0.85)
-    guided = efficiency.guided(0.05, (1.7,))[0] * 1.7**2 / 0.05**2 / (1 + 0.04 / 3)
+    guided = efficiency.worth(Guided, 0.05, (1.7,))[0] * 1.7**2 / 0.05**2 / (1 + 0.04 / 3)
     assert guided == pytest.approx(1.7**2 * a / (4 * (1 - a)), rel=0.02)

@@ -26,7 +26,7 @@ def test_what_is_proven_for_a_program_is_proven_once():
     assert make_study(model, DOMAIN).bounds is make_study(model, {"y": sf.Interval(-1, 1)}, kernel="langevin").bounds
     assert make_study(model, DOMAIN, sf.Clip(bound=1.0)).model is make_study(model, DOMAIN).model
     given = make_study(model, DOMAIN).model
-    assert make_study(given, DOMAIN).near is make_study(given, DOMAIN).near
+    assert make_study(given, DOMAIN).reference_bounds is make_study(given, DOMAIN).reference_bounds
 
 
 def test_another_domain_is_another_study():

@@ -20,7 +20,7 @@ SIGMA = 0.3
 def plan_of(dim, kernel, step, sigma, trust=None, root=None):
     root = np.eye(dim) if root is None else root
     picture = {"centre": [0.0] * dim, "covariance": (root @ root.T).tolist(), "roughness": 0.0, "error": 0.3}
-    facts = {"kernel": kernel, "step": step, "sigma": sigma, "trust": trust, "slope": [0.0] * dim, "picture": picture}
+    facts = {"kernel": kernel, "step": step, "sigma": sigma, "trust": trust, "slope": [0.0] * dim, "belief": picture}
     facts["prior_share"] = [0.0] * dim
     counts = {"chains": 4, "iterations": 400, "forecast_ess": 100.0, "limit_ess": 200.0, "assumptions": ["made up"]}
     return facts | counts | {"matrix": root.tolist(), "weak": False}

@@ -424,7 +424,7 @@ def sample_posterior(
 
 def _spread(density: LogDensity, mode: np.ndarray) -> np.ndarray:
     """Root of the covariance that the curvature at the mode suggests."""
-    from sfumato.planner.forecast import positive, safe_inverse
+    from sfumato.planner.belief import positive, safe_inverse
 
     curvature = -np.nan_to_num(np.asarray(jax.jit(jax.hessian(density))(jnp.asarray(mode)), dtype=np.float64))
     return np.linalg.cholesky(safe_inverse(positive(curvature) + 1e-9 * np.eye(len(mode))))

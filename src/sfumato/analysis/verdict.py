@@ -9,6 +9,7 @@ from scipy.special import ndtri
 from scipy.stats import chi2
 
 from sfumato.analysis import watch
+from sfumato.kernel import asks_first
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT
 
@@ -92,7 +93,7 @@ def _against_use(run: "Run", rows: "list[Row]") -> list[str]:
         found.append(_not_arrived(run))
     if run.stop_reason.name == "NOT_MIXING":
         found.append("The chain stopped itself, with budget left, because it does not do what was planned.")
-    if "picture" in run.plan and run.iterations:
+    if "belief" in run.plan and run.iterations:
         found += watch.alarms(run.transcript, run.plan, watch.FALSE_ALARM)
     return found + _not_mixed(run, rows) + _not_there(run, rows) + _away_from_the_pilot(run, rows)
 
@@ -186,7 +187,7 @@ def _away_from_the_pilot(run: "Run", rows: "list[Row]") -> list[str]:
         return []
     mean, spread = np.abs(x.mean(axis=(0, 1))), x.std(axis=(0, 1))
     noise = -float(ndtri(watch.FALSE_ALARM / 2 / len(mean)))
-    error = np.sqrt(run.plan["picture"]["error"] ** 2 + spread**2 / least)
+    error = np.sqrt(run.plan["belief"]["error"] ** 2 + spread**2 / least)
     chance = GRACE + PRIORS * np.asarray(run.plan["prior_share"]) + noise * error
     worst = int(np.argmax(mean - chance))
     if mean[worst] <= chance[worst]:
@@ -218,7 +219,7 @@ def _distance(x: np.ndarray, offset: np.ndarray, statistics: bool) -> np.ndarray
 
 def kept_white(run: "Run") -> np.ndarray | None:
     """The kept draws in the plan's coordinates, (chain, draw, d); None where there is nothing to compare."""
-    if "picture" not in run.plan or run.iterations - run.discarded < 2:
+    if "belief" not in run.plan or run.iterations - run.discarded < 2:
         return None
     return watch.whiten(run.transcript["theta"][:, run.discarded :], run.plan)
 
@@ -250,13 +251,13 @@ def _doubts(run: "Run", rows: "list[Row]") -> list[str]:
 
 
 def _odd_acceptance(run: "Run") -> list[str]:
-    if "picture" not in run.plan:
+    if "belief" not in run.plan:
         return []
     planned, met = watch.planned_acceptance(run.plan), run.acceptance
     words = f"{met:.0%} of the proposals were accepted, the plan expected about {planned:.0%}"
     if met < FEWER * planned:
         return [f"{words}: the plan's picture of the posterior is poor."]
-    if run.plan["kernel"] != "langevin" and 1 - met < MORE * (1 - planned):
+    if not asks_first(run.plan["kernel"]) and 1 - met < MORE * (1 - planned):
         return [f"{words}: steps are short for this posterior."]
     return []
 

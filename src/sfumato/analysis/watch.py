@@ -16,11 +16,13 @@ Where the planned precision is off by a factor K, m is off by :math:`(K - I)(m -
 """
 
 from collections.abc import Mapping, Sequence
-from math import floor, log2, sqrt
+from math import floor, log2, nan, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import bdtr, chdtri, ndtr
+
+from sfumato.kernel import kinds
 
 FIRST_LOOK = 1 / 16
 """Share of the planned chain after which it looks at itself first; then whenever that has doubled."""
@@ -50,27 +52,28 @@ def planned_acceptance(plan: Plain) -> float:
     r"""Share of proposals that the plan expects to be accepted, :math:`2\Phi(-\tfrac12\sqrt{\sigma^2 + v})`.
 
     v is the variance of the exact log ratio of a proposed move on a normal posterior, whose mean is :math:`-v/2`: the law of
-    penalised noise (see `planner.efficiency`).
+    penalised noise (see `planner.efficiency`). NaN where nobody registered the kernel here: a run that was loaded elsewhere.
     """
-    step, dim = plan["step"], len(plan["picture"]["centre"])
-    if plan["kernel"] != "langevin":
-        variance = step**2 * (dim if plan["kernel"] == "random-walk" else 1)
-    elif plan.get("trust"):
-        variance = plan["picture"]["roughness"] ** 2 * step * (1 - step / 4)
-    else:
-        steps = step * np.linalg.svd(np.linalg.solve(_root(plan), np.asarray(plan["matrix"])), compute_uv=False) ** 2
-        variance = float(np.sum(steps**3 / 16 + steps**6 / 512))
+    kind = next(
+        (kind for kind in kinds(plan["kernel"]) if (kind.second == "remainder") == bool(plan.get("trust"))), None
+    )
+    if kind is None:
+        return nan
+    steps = np.full(len(plan["belief"]["centre"]), plan["step"])
+    if kind.first:  # in the plan's coordinates
+        steps *= np.linalg.svd(np.linalg.solve(_root(plan), np.asarray(plan["matrix"])), compute_uv=False) ** 2
+    variance = kind.log_ratio_variance(steps, plan["belief"].get("roughness", 0.0))
     return float(2 * ndtr(-sqrt(plan["sigma"] ** 2 + variance) / 2))
 
 
 def _root(plan: Plain) -> np.ndarray:
-    return np.asarray(np.linalg.cholesky(np.asarray(plan["picture"]["covariance"])))
+    return np.asarray(np.linalg.cholesky(np.asarray(plan["belief"]["covariance"])))
 
 
 def whiten(theta: np.ndarray, plan: Plain) -> np.ndarray:
     """Parameters (..., d) in the plan's coordinates: its centre is 0, its posterior standard deviations are 1."""
     root = _root(plan)
-    away = (np.asarray(theta) - np.asarray(plan["picture"]["centre"])).reshape(-1, len(root))
+    away = (np.asarray(theta) - np.asarray(plan["belief"]["centre"])).reshape(-1, len(root))
     return np.asarray(np.linalg.solve(root, away.T).T.reshape(np.shape(theta)))
 
 

@@ -123,13 +123,13 @@ def staged(
 ) -> Iterator[Staged]:
     """Make the first run and find the two records; `source` is for tests alone, as in `Vault`."""
     counts = tuple(sorted({1, several(plan.mu, plan.n)}))
-    crowd = make_crowd(study.model, study.domain, plan.picture.centre)
+    crowd = make_crowd(study.model, study.domain, plan.belief.centre)
     someone = {name: values[:1] for name, values in crowd.items()}
     anybody = make_cast(study.domain, crowd, (someone, someone), plan.n, counts[-1])
     stage = open_stage(study, anybody.table(0), mu=plan.mu, source=source)
     try:
         rehearsed = running.rehearse(study, plan, stage, join(synthetic.extreme(study.domain), crowd), seed)
-        pair = furthest(running.typical(rehearsed), study.model, study.domain, rehearsed.plan.picture.centre)
+        pair = furthest(running.typical(rehearsed), study.model, study.domain, rehearsed.plan.belief.centre)
         yield Staged(study, stage, rehearsed, make_cast(study.domain, crowd, pair, plan.n, counts[-1]), counts)
     finally:
         stage.leave()

@@ -16,7 +16,7 @@ import numpy as np
 from sfumato.auditor.neighbours import Cast
 from sfumato.auditor.terms import Terms
 from sfumato.auditor.trials import Released
-from sfumato.kernel import Kernel, Langevin
+from sfumato.kernel import Kernel
 from sfumato.protocol.questions import Release
 
 
@@ -61,7 +61,7 @@ class Digester:
 
     def __init__(self, terms: Terms, cast: Cast, pilot: list[Release], kernel: Kernel, sigma: float) -> None:
         self._terms, self._cast, self._sigma = terms, cast, sigma
-        self._first_sigma = kernel.proposal_sigma if isinstance(kernel, Langevin) else 1.0
+        self._first_sigma = kernel.proposal_sigma
         self._pilot = [(question.sigma, terms.pilot(question, cast.people)) for question in pilot]
         self._first = terms.first(cast.people)
 

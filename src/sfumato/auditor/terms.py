@@ -83,19 +83,19 @@ class Terms:
         Automatic differentiation will not do: at a kink of the model's formula (a logit of exactly zero) it gives the slope of
         one piece, which is no gradient. The auditor would take two such records for a leak.
         """
-        near, kernel = self._study.near, cast(ReferenceLangevin, self._kernel)
-        if near is None:
+        bounds, kernel = self._study.reference_bounds, cast(ReferenceLangevin, self._kernel)
+        if bounds is None:
             centre = jnp.asarray(kernel.centre)
             return jax.vmap(partial(jax.grad(self._study.model.log_likelihood), centre))
-        return jax.vmap(partial(near.vector, near.at(kernel.centre, kernel.matrix).body))
+        return jax.vmap(partial(bounds.vector, bounds.at(kernel.centre, kernel.matrix).body))
 
     @cached_property
     def _firsts(self) -> Callable[[Batch], Array]:
         kernel, family = self._kernel, self._study.family
-        if isinstance(kernel, ReferenceLangevin):
+        if kernel.second == "remainder":
             matrix, vectors = jnp.asarray(kernel.matrix), self._vectors_there
             return jax.jit(lambda batch: vectors(batch) @ matrix)
-        if isinstance(kernel, Langevin) and family is not None:
+        if kernel.second == "linear" and family is not None:
             statistic, matrix = family.statistic, jnp.asarray(kernel.matrix)
             return jax.jit(jax.vmap(lambda record: statistic(record).astype(jnp.float64) @ matrix))
         return lambda batch: np.zeros((len(next(iter(batch.values()))), 0))
@@ -108,7 +108,7 @@ class Terms:
         """Function of records and one pair of parameters."""
         kernel, bounds = self._kernel, self._study.bounds
         likelihood = jax.vmap(self._study.model.log_likelihood, (None, 0))
-        vectors = self._vectors_there if isinstance(kernel, ReferenceLangevin) else None
+        vectors = self._vectors_there if kernel.second == "remainder" else None
 
         def second_order(batch: Batch, theta: Array, theta_prop: Array) -> Array:
             along = vectors(batch) @ cast(Langevin, kernel).known(theta, theta_prop).along  # type: ignore[misc]
@@ -121,9 +121,7 @@ class Terms:
             change = likelihood(theta_prop, batch) - likelihood(theta, batch)
             return jnp.clip(change, *bounds.range_for(self._n)(theta, theta_prop)) if self._clamped else change
 
-        if isinstance(kernel, ReferenceLangevin):
-            return second_order
-        return linear if isinstance(kernel, Langevin) else ratio
+        return {"remainder": second_order, "linear": linear, "ratio": ratio}[kernel.second]
 
 
 def _padded(rows: np.ndarray, size: int) -> np.ndarray:

@@ -15,8 +15,8 @@ import numpy as np
 
 from sfumato.analysis.result import StopReason
 from sfumato.auditor.terms import Terms
-from sfumato.kernel import Langevin, PublicStream, RandomWalk
-from sfumato.planner import Plan, replan
+from sfumato.kernel import PublicStream
+from sfumato.planner import Plan, build_kernel, replan
 from sfumato.planner.synthetic import Batch
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.protocol.questions import Release
@@ -81,7 +81,7 @@ def rehearse(study: Study, plan: Plan, stage: Stage, pool: Batch, seed: int | No
         found = find_start(study, plan, PilotLog(stage.release, None), pilots, force=True)
         stage.forget()
         left, pilot = account.left / QUANTA_PER_UNIT / plan.mu**2, found.about
-        plan = replan(plan, study, found.picture, left, kernel=plan.kernel, max_iterations=STEPS)
+        plan = replan(plan, study, found.belief, left, kernel=plan.kernel, max_iterations=STEPS)
     plan = aim(study, plan, pool)
     chain = start(study, plan, PublicStream(seed, plan.chains), pilot)
     stage.begin(chain.kernel, plan.sigma, chain.states)
@@ -94,9 +94,9 @@ def aim(study: Study, plan: Plan, pool: Batch) -> Plan:
     One pair of records cannot be the worst one in all directions. An analyst may choose the questions; so may the auditor.
     """
     dim = len(plan.matrix)
-    if plan.kernel == Langevin.name or dim == 1:
+    kernel, here = build_kernel(study, plan), np.tile(plan.belief.centre, (dim, 1))
+    if kernel.first or dim == 1:
         return plan
-    kernel, here = plan.build_kernel(), np.tile(plan.picture.centre, (dim, 1))
     there = here + plan.step * plan.matrix.T
     change = Terms(study, kernel, plan.n).step(pool, here, there)
     change = np.where(np.isfinite(change), change, np.nan)
@@ -105,7 +105,7 @@ def aim(study: Study, plan: Plan, pool: Batch) -> Plan:
         low, high = (np.asarray(end) for end in ranges)
     seen = (np.nanmax(change, axis=1) - np.nanmin(change, axis=1)) / np.maximum(high - low, 1e-300)
     column = plan.matrix[:, int(np.nanargmax(seen))]
-    scale = dim**-0.5 if plan.kernel == RandomWalk.name else 1.0  # its step is a combination of all columns
+    scale = dim**-0.5 if kernel.whole else 1.0  # its step is a combination of all columns
     return replace(plan, matrix=np.repeat(scale * column[:, None], dim, axis=1))
 
 
@@ -116,10 +116,10 @@ def typical(rehearsed: Rehearsed) -> Callable[[Batch], np.ndarray]:
 
     def features(batch: Batch) -> np.ndarray:
         parts = [terms.pilot(question, batch) / question.sigma for question in rehearsed.pilot]
-        if isinstance(kernel, Langevin):
+        if kernel.first:
             parts.append(terms.first(batch) / kernel.proposal_sigma * answers**0.5)
         else:
-            places = plan.picture.centre + np.linspace(-1, 1, 3)[:, None] * plan.matrix[:, 0]
+            places = plan.belief.centre + np.linspace(-1, 1, 3)[:, None] * plan.matrix[:, 0]
             change = terms.step(batch, places, places + plan.step * plan.matrix[:, 0])
             parts.append(change.T / plan.sigma * (answers / len(places)) ** 0.5)
         return np.concatenate(parts, axis=1)
@@ -170,7 +170,7 @@ def _steps(trial: int, chain: Chain, before: Chain) -> tuple[np.ndarray, ...]:
 
 def _firsts(trial: int, chain: Chain) -> tuple[np.ndarray, np.ndarray]:
     """Answers to the first queries of one run, with that of a step whose second query could not be paid any more."""
-    if not isinstance(chain.kernel, Langevin):
+    if not chain.kernel.first:
         return np.zeros(0, int), np.zeros((0, 0))
     dim, pending = len(chain.kernel.matrix), np.asarray(chain.states.pending)
     answers = np.concatenate([_joined(chain, "t_noisy").reshape(-1, dim), pending[np.isfinite(pending).all(axis=1)]])

@@ -78,7 +78,7 @@ class Reference:
         """Whether the model can be bounded at all."""
         return not self.why_not
 
-    @property
+    @cached_property
     def why_not(self) -> str:
         """Why the model cannot be bounded; empty where it can."""
         try:

@@ -2,7 +2,9 @@
 
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sfumato.bounds.bounds import Bounds
 from sfumato.errors import Unsupported
@@ -67,3 +69,8 @@ def natural_bounds(family: Family) -> Bounds:
 def public_part(family: Family, model: Model, n: int) -> Any:
     r"""B: the log posterior without its data term, :math:`\log\eta(\varphi) - n A(\varphi)`."""
     return lambda phi: model.log_prior(phi) - n * family.log_partition(phi)
+
+
+def natural_jacobian(family: Family, model: Model, theta: np.ndarray) -> np.ndarray:
+    """Derivative of the natural parameter in theta, shape (k, d)."""
+    return np.asarray(quick_jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))(jax.device_put(theta)))

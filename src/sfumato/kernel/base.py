@@ -21,6 +21,8 @@ class Kernel(Protocol):
     """What a chain needs of a kernel; see `sfumato.kernel.walks.RandomWalk` for the smallest one."""
 
     name: ClassVar[str]
+    first: ClassVar[bool]
+    """Whether a move needs the answer to a first query: the noisy statistic, whose noise is the proposal's."""
     second: ClassVar[str]
     """What is asked about a move: a "ratio" of likelihoods, a number "linear" in the statistic, a "remainder" of second order."""
     chain_by_chain: ClassVar[bool]
@@ -34,6 +36,30 @@ class Kernel(Protocol):
     @property
     def step(self) -> float:
         """Step length in units of the matrix."""
+        ...
+
+    @property
+    def proposal_sigma(self) -> float:
+        """Noise in each coordinate of the answer to the first query; infinite where none is asked."""
+        ...
+
+    @property
+    def copy_sigma(self) -> float:
+        """Noise in each coordinate of a second copy of the statistic, where the second query is for one; else 0."""
+        ...
+
+    @property
+    def numbers_a_step(self) -> int:
+        """Numbers that a step of one chain releases."""
+        ...
+
+    @property
+    def trust_radius(self) -> float | None:
+        """Radius of the region that it keeps to, in units of the matrix; None where it goes everywhere."""
+        ...
+
+    def public_part(self, log_prior: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        """What is public of the log posterior: the prior, and more where the model's own form says more."""
         ...
 
     def draw(self, rng: "Streams", size: int) -> Draw:

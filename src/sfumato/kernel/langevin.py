@@ -31,9 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.kernel.base import Streams, as_tree, move_if
+from sfumato.kernel.kinds import OnNormal, register
 from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
 
+@register
 @as_tree("matrix")
 @dataclass(frozen=True)
 class Langevin:
@@ -55,8 +57,12 @@ class Langevin:
     """
 
     name: ClassVar[str] = "langevin"
+    first: ClassVar[bool] = True
     second: ClassVar[str] = "linear"
     chain_by_chain: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
+    persistent: ClassVar[bool] = False
+    ordinary_share: ClassVar[float] = 0.85
     matrix: np.ndarray
     step: float
     public: Callable[[Array], Array]
@@ -67,6 +73,21 @@ class Langevin:
     def proposal_sigma(self) -> float:
         """Standard deviation of the noise in each coordinate of the first query: the root of 4/h."""
         return float(2.0 / np.sqrt(self.step))
+
+    @property
+    def numbers_a_step(self) -> int:
+        """A statistic and a scalar, or two copies of the statistic."""
+        dim = len(self.matrix)
+        return 2 * dim if self.copy_sigma else 1 + dim
+
+    @property
+    def trust_radius(self) -> float | None:
+        """It goes everywhere."""
+        return None
+
+    def public_part(self, log_prior: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        """B, which has the prior in it."""
+        return self.public
 
     def draw(self, rng: Streams, size: int) -> Draw:
         """The decision is random on the public side, and what splits a copy; the proposal's noise is the owner's."""
@@ -106,6 +127,24 @@ class Langevin:
     def correct(self, direction: Array, copy: Array) -> tuple[Array, Array]:
         """From a second copy: the noisy correction, and the standard deviation of its noise (the same for -direction)."""
         return -(direction @ copy), self.copy_sigma * jnp.sqrt(jnp.sum(direction**2))
+
+    @classmethod
+    def on_normal(cls, x: np.ndarray, step: float) -> OnNormal:
+        r"""Moves :math:`x' \sim N((1 - h/2)x, h)` at the log ratio :math:`-\tfrac h8 (x'^2 - x^2)`."""
+        z = np.linspace(-5, 5, 51)
+        after = (1 - step / 2) * x + np.sqrt(step) * z
+        weight = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
+        return OnNormal(after, weight, -step / 8 * (after**2 - x**2))
+
+    @classmethod
+    def others(cls, step: float, dim: int) -> float:
+        r"""Variance :math:`(d-1)(h^3/16 + h^6/512)` of the other coordinates' log ratios."""
+        return (dim - 1) * (step**3 / 16 + step**6 / 512)
+
+    @classmethod
+    def log_ratio_variance(cls, steps: np.ndarray, roughness: float) -> float:
+        """The same of all coordinates."""
+        return float(np.sum(steps**3 / 16 + steps**6 / 512))
 
 
 def split_copy(copy: np.ndarray, normal: np.ndarray, variance: float, ratio: float) -> tuple[np.ndarray, np.ndarray]:

@@ -32,12 +32,15 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import ndtr
 
 from sfumato.kernel.base import as_tree
+from sfumato.kernel.kinds import register
 from sfumato.kernel.langevin import Langevin
 from sfumato.kernel.penalty import Array, Weighed
 
 
+@register
 @as_tree("matrix", "centre", "information", "trust")
 @dataclass(frozen=True)
 class ReferenceLangevin(Langevin):
@@ -68,6 +71,11 @@ class ReferenceLangevin(Langevin):
         """Standard deviation of the noise in each coordinate of the first query: the root of 4/h - 1."""
         return float(np.sqrt(4.0 / self.step - 1.0))
 
+    @property
+    def trust_radius(self) -> float | None:
+        """Of the trust region."""
+        return self.trust
+
     def drift(self, theta: Array) -> Array:
         """c: the drift without its data."""
         return jax.grad(self.public)(theta) - jnp.asarray(self.information) @ (theta - jnp.asarray(self.centre))
@@ -87,3 +95,20 @@ class ReferenceLangevin(Langevin):
         """Whether a parameter lies in the trust region."""
         away = jnp.linalg.solve(jnp.asarray(self.matrix), theta - jnp.asarray(self.centre))
         return jnp.sum(away**2) <= self.trust**2
+
+    @classmethod
+    def log_ratio_variance(cls, steps: np.ndarray, roughness: float) -> float:
+        """On a normal posterior there is none, but for the covariance that is known roughly."""
+        step = float(steps[0])
+        return roughness**2 * step * (1 - step / 4)
+
+
+def autoregression_worth(h: float, sigma: float) -> float:
+    r"""Effective draws per step of Langevin around a reference point, on a normal posterior.
+
+    The proposal :math:`x' = \rho x + \sqrt{1-\rho^2} z`, :math:`\rho = 1 - h/2`, leaves the posterior invariant, so only noise
+    rejects: with chance :math:`1 - a`, :math:`a = 2\Phi(-\sigma/2)`, whatever the move. The chain's autocorrelation is
+    :math:`1 - a(1-\rho)` to the power of the lag, so a step is worth :math:`a(1-\rho)/(2 - a(1-\rho))`.
+    """
+    move = 2 * ndtr(-sigma / 2) * h / 2
+    return float(move / (2 - move))

@@ -47,7 +47,7 @@ class PublicStream:
         self.consumed = 0
 
     def starts(self, centre: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        """Starting points: one draw per chain from the picture's normal."""
+        """Starting points: one draw per chain from what is believed of the posterior."""
         rng = np.random.default_rng(self._start)
         normal = rng.standard_normal((len(self._streams), len(centre)))
         return np.asarray(centre + normal @ np.linalg.cholesky(covariance).T)

@@ -17,10 +17,9 @@ from sfumato.node.catalogue import Refusal
 from sfumato.node.config import Budget, OwnerFile, check_name
 from sfumato.owners.local import floor_to
 from sfumato.privacy import gdp
-from sfumato.privacy.budget import MAX_RELEASES, cap_quanta, mu_squared
+from sfumato.privacy.budget import MAX_RELEASES, RELATIVE_LOG2, cap_quanta, mu_squared
 from sfumato.privacy.statement import NEIGHBOURS
 from sfumato.protocol.frames import OwnBudget, Purse
-from sfumato.vault.lattice import RELATIVE_LOG2
 from sfumato.vault.ledger import Account, Journal, Ledger
 
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,79}")

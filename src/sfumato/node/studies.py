@@ -9,6 +9,7 @@ import numpy as np
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.files.study import load_model
+from sfumato.kernel import AUTO, Guided
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile, StudyEntry
 from sfumato.planner import make_plan
@@ -16,7 +17,7 @@ from sfumato.protocol.frames import Approved
 from sfumato.protocol.questions import LANGEVIN, Correction, Question, Ratio, Release, Remainder, Statistic, Terms
 from sfumato.study.target import Study, computed, make_study
 
-_PLAIN, _AUTO = "guided", "auto"  # kernels for which a family is studied in its own and in its natural parameter
+_PLAIN, _AUTO = Guided.name, AUTO  # kernels for which a family is studied in its own and in its natural parameter
 
 
 class ApprovedStudy:
@@ -42,7 +43,7 @@ class ApprovedStudy:
         self._main = forms[0]
         self._computes = [computed(form) for form in self.forms.values()]
         # Settled now, not at the first question: whether its model can be bounded around a reference point.
-        self._near = self._main.near is not None and self._main.near.possible
+        self._near = self._main.can_answer("remainder")
         self.plan: Callable[..., dict[str, Any]] = lru_cache(maxsize=256)(self._plan)
 
     def form(self, fingerprint: str) -> Study:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, LedgerError, OwnerRefused
-from sfumato.kernel import Langevin
+from sfumato.kernel import AUTO, asks_first
 from sfumato.protocol.frames import FINE, PASSING, Approved, Ask, Begin, Handshake, Left, Open, OwnBudget, Refused
 from sfumato.protocol.questions import PROTOCOL, Agreed, Facts, Question, Reply, Terms, decode_reply
 from sfumato.study.target import Study, computes_alike, make_study
@@ -447,14 +447,14 @@ class _Line:
 
 def _answerable(study: Study, kernel: str, approved: Approved) -> Study:
     """What a node answers for: walks on any model, Langevin on families and where its own bounds are proven."""
-    if approved.near or study.natural:
+    if approved.near or study.can_answer("linear"):
         return study
-    if kernel == Langevin.name:
+    if kernel != AUTO and asks_first(kernel):
         raise InvalidInput(
-            f"kernel='langevin' needs bounds that the owner can prove for study {approved.name!r}, and it has none; use "
+            f"kernel={kernel!r} needs bounds that the owner can prove for study {approved.name!r}, and it has none; use "
             "kernel='guided'."
         )
-    return study._replace(near=None)
+    return study.without_reference()
 
 
 def refused(said: Refused, owner: str) -> Exception:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from math import isfinite
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -312,7 +312,7 @@ class Rounds:
         sigmas = [sigma * share**0.5 for share in self.shares]
         gamma = min(choose_gamma(each, self.n) for each in sigmas if each > 0)
         terms = [Terms(kernel=WALK, chains=chains, sigma=each, gamma=gamma) for each in sigmas]
-        if isinstance(kernel, Langevin):
+        if kernel.first:
             firsts = [kernel.proposal_sigma * share**0.5 for share in self.shares]
             first_gamma = min(choose_gamma(each, self.n) for each in firsts if each > 0)
             if kernel.copy_sigma:
@@ -337,7 +337,7 @@ class Rounds:
                     owner=door.name,
                 )
         self._statistics = None
-        if isinstance(kernel, Langevin):
+        if kernel.first:
 
             def ask(name: str, question: Question, size: int) -> Summed:
                 added = self.add(name, question, size, first_gamma)
@@ -347,12 +347,12 @@ class Rounds:
             self._statistics = Statistics(ask, chains, rows * len(kernel.matrix), self.ahead)
         with jax.enable_x64(True):
             first = None
-            if isinstance(kernel, Langevin):
+            if kernel.first:
                 middle = np.array(agreed[0].middle, np.int64).astype(np.float64)
                 first = _Statistic(first_gamma, jnp.asarray(self.n * middle * first_gamma) if middle.any() else None)
             log_prior = self._model.log_prior
-            if isinstance(kernel, Langevin) and kernel.copy_sigma and first is not None:
-                self._chain = _CopyStep(self, log_prior, kernel, first)
+            if kernel.copy_sigma and first is not None:
+                self._chain = _CopyStep(self, log_prior, cast(Langevin, kernel), first)
             else:
                 self._chain = _Step(self, log_prior, kernel, sigma, gamma, first)
 

@@ -50,9 +50,7 @@ def _off_scale(d: Domain) -> bool:
 def _observed(study: "Study", plan: "Plan") -> set[str]:
     """Columns that are an observed site's value: an outcome is what it is."""
     with jax.enable_x64(True):
-        return set(
-            synthetic.observed_columns(study.model, plan.picture.centre, synthetic.extreme(study.domain, size=2))
-        )
+        return set(synthetic.observed_columns(study.model, plan.belief.centre, synthetic.extreme(study.domain, size=2)))
 
 
 def _times_a_parameter(study: "Study", names: Set[str]) -> set[str]:

@@ -11,13 +11,17 @@ shares serve the two queries of a Langevin step, :math:`\xi_i = r_i\,4/h` and :m
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from sfumato.planner import forecast
-from sfumato.planner.bundles import natural_jacobian
+from sfumato.kernel import Kind, kinds
+from sfumato.planner import efficiency
+from sfumato.planner.belief import Belief
+from sfumato.planner.choice import Choice, Task
+from sfumato.planner.walks import SIGMAS, STEPS, Walk, mean_square_width, step_matrices
 from sfumato.study.target import Study
 
 
@@ -43,52 +47,44 @@ def share_out(budgets: Sequence[float], squared_widths: Sequence[float]) -> tupl
     return [load / total for load in loads], float(total**-0.5)
 
 
-def relative_widths(studies: Sequence[Study], picture: forecast.Picture) -> list[float]:
+def relative_widths(studies: Sequence[Study], belief: Belief) -> list[float]:
     """Mean squared sensitivity of typical moves under each owner's domain, relative to the first."""
     first = studies[0]
     if all(study is first for study in studies):
         return [1.0] * len(studies)
-    moves = 0.3 * np.random.default_rng(0).standard_normal((256, len(picture.centre)))
-    moves = moves @ np.linalg.cholesky(picture.covariance).T
+    moves = 0.3 * np.random.default_rng(0).standard_normal((256, len(belief.centre)))
+    moves = moves @ np.linalg.cholesky(belief.covariance).T
     with jax.enable_x64(True):
-        squares = {id(s): forecast.mean_square_width(s.bounds.range)(picture, moves) for s in studies}
+        squares = {id(s): mean_square_width(s.bounds.range)(belief, moves) for s in studies}
     return [squares[id(study)] / squares[id(first)] for study in studies]
 
 
-def choose_beside_copies(
-    study: Study, picture: forecast.Picture, mu: float, copies: Copies, *, kernel: str, chains: int, max_iterations: int
-) -> forecast.Choice:
+def choose_beside_copies(task: Task, copies: Copies, kernel: str) -> Choice:
     r"""Best walk where some owners answer live and others with copies, whose noise grows with the step.
 
     The noise of a step of length s is :math:`\sqrt{\sigma^2 + c^2 s^2}`; only :math:`\sigma` is paid for.
     """
-    names = ["guided", "componentwise", "random-walk"] if kernel == "auto" else [kernel]
-    assert study.family is not None  # noqa: S101 (bundles were checked against it)
+    task = replace(task, max_iterations=min(task.max_iterations, copies.steps))
     with jax.enable_x64(True):
-        jacobian = natural_jacobian(study.family, study.model, picture.centre)
-    width_square = forecast.mean_square_width(study.bounds.range)
-    rng, dim = np.random.default_rng(1), len(picture.centre)
-    best: list[forecast.Choice] = []
-    for name in names:
-        for matrix in forecast.step_matrices(picture.covariance)[: None if dim > 1 else 1]:
-            unit = forecast._unit_moves(name, matrix, rng)
+        jacobian = task.study.natural_jacobian(task.belief.centre)
+    width_square = mean_square_width(task.study.bounds.range)
+    rng = np.random.default_rng(1)
+    options: list[Choice] = []
+    walks: list[Walk] = [kind for kind in kinds(kernel) if kind.second == "ratio"]
+    for kind in walks:
+        for matrix in step_matrices(task.belief.covariance):
+            unit = kind.unit_moves(matrix, rng)
             slope = float(np.sqrt(copies.xi * np.mean(np.sum((unit @ jacobian.T) ** 2, axis=1))))
             with jax.enable_x64(True):
-                square = width_square(picture, 0.3 * unit) / 0.09
-            best += [
-                _choice(name, matrix, step, sigma, square, slope, mu, copies, chains, max_iterations, dim)
-                for step in forecast.STEPS
-                for sigma in forecast.SIGMAS
-            ]
-    return max(best, key=lambda choice: choice.ess)
+                square = width_square(task.belief, 0.3 * unit) / 0.09
+            options += [_option(kind, matrix, step, sigma, square, slope, task) for step in STEPS for sigma in SIGMAS]
+    return max(options, key=lambda choice: choice.ess)
 
 
-def _choice(
-    name: str, matrix: np.ndarray, step: float, sigma: float, square: float, slope: float, mu: float, copies: Copies,
-    chains: int, max_iterations: int, dim: int,
-) -> forecast.Choice:  # fmt: skip
+def _option(
+    kind: type[Kind], matrix: np.ndarray, step: float, sigma: float, square: float, slope: float, task: Task
+) -> Choice:
     total = float(np.hypot(sigma, slope * step))
-    worth = float(np.interp(total, forecast.SIGMAS, forecast._worth(name, step, dim), right=0.0))
-    afford = mu**2 * sigma**2 / max(square * step**2, 1e-300) / chains
-    iterations = int(min(afford, max_iterations, copies.steps))
-    return forecast.Choice(name, matrix, step, sigma, iterations, chains * iterations * worth)
+    worths = efficiency.worth(kind, step, SIGMAS, len(matrix))
+    worth = float(np.interp(total, SIGMAS, worths, right=0.0))
+    return Choice(kind.name, matrix, step, sigma, *task.buys(square * step**2 / sigma**2, worth))

@@ -4,7 +4,7 @@ Cutting each coordinate needs a diagonal step matrix, so the walk cannot follow 
 *conditional* standard deviations, its precision has a unit diagonal; a step of scale s cut at b moves coordinate i by
 :math:`s\,t_i`, :math:`t_i` the standard deviation of a normal cut at :math:`b/(sD_{ii})`. The slowest direction has precision
 :math:`\lambda`, the least eigenvalue in units of :math:`t_iD_{ii}`: there the chain is a walk of step :math:`s\sqrt\lambda`, and
-the other directions act as noise of variance :math:`s^2(\mathrm{tr} - \lambda)`, as in `efficiency.full`. They are not fresh
+the other directions act as noise of variance :math:`s^2(\mathrm{tr} - \lambda)`, as in `Kind.others`. They are not fresh
 noise, and where one direction is far slower than the others that shows: measured in two dimensions, the forecast is met to a
 sixth at a posterior correlation of 0.83 and is about twice too high at 0.97.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import ndtr
 
 from sfumato.errors import InvalidInput
-from sfumato.kernel import RandomWalk
-from sfumato.planner import efficiency, proportional
+from sfumato.kernel import AUTO, RandomWalk
+from sfumato.planner import efficiency
 
 
 def check(truncate: float | None, kernel: str) -> str:
@@ -25,7 +25,7 @@ def check(truncate: float | None, kernel: str) -> str:
         raise InvalidInput(
             f"truncate must be a positive bound on each coordinate's move (c n^(-alpha) in Assumption 4), got {truncate!r}."
         )
-    if kernel not in ("auto", RandomWalk.name):
+    if kernel not in (AUTO, RandomWalk.name):
         raise InvalidInput(f"truncate= is for kernel='random-walk', got {kernel!r}; leave one of the two out.")
     return RandomWalk.name
 
@@ -62,14 +62,16 @@ def worth(
     """Effective draws per step in the slowest direction, for each noise level."""
     least, total = slowest(covariance, matrix, step, bound)
     others = step**2 * (total - least)
-    return efficiency.random_walk(step * least**0.5, tuple(float(np.sqrt(s**2 + others)) for s in sigmas))
+    return efficiency.worth(RandomWalk, step * least**0.5, tuple(float(np.sqrt(s**2 + others)) for s in sigmas))
 
 
 def best_step(covariance: np.ndarray, matrix: np.ndarray, bound: float, noise: float) -> tuple[float, float]:
-    """Step that is worth most where the noise grows with it (see `proportional`), and its worth."""
+    """Step that is worth most where the noise grows with it (see `efficiency.worth_on_copies`), and its worth."""
     options = []
     for step in np.geomspace(0.1, 1.6, 13) * 2.4 / np.hypot(1.0, noise) / len(matrix) ** 0.5:
         root = slowest(covariance, matrix, step, bound)[0] ** 0.5
-        options.append((proportional.walk(float(step * root), noise / root, len(matrix)), float(step)))
+        options.append(
+            (efficiency.worth_on_copies(RandomWalk, float(step * root), noise / root, len(matrix)), float(step))
+        )
     value, step = max(options)
     return step, value

@@ -16,12 +16,11 @@ from sfumato.analysis import watch
 from sfumato.analysis.result import Run, StopReason
 from sfumato.analysis.verdict import visible_transient
 from sfumato.errors import BudgetSpent, OwnerLost
-from sfumato.families.langevin import public_part
-from sfumato.kernel import Kernel, Langevin, PublicStream, ReferenceLangevin, State
+from sfumato.kernel import Kernel, PublicStream, State
 from sfumato.model import Model
 from sfumato.owners.base import Chunks
-from sfumato.planner import MAX_RELEASES, Plan
-from sfumato.planner.forecast import prior_precision, reference_kernel
+from sfumato.planner import MAX_RELEASES, Plan, build_kernel
+from sfumato.planner.belief import prior_precision
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT, Statement
@@ -60,19 +59,8 @@ class Chain:
     """Share of the plan that was done after each part: of its steps or of its budget, whichever is more."""
 
 
-def build_kernel(study: Study, plan: Plan) -> Kernel:
-    """The kernel of the plan; Langevin needs public functions of the model besides."""
-    if plan.kernel != Langevin.name:
-        return plan.build_kernel()
-    if study.family is not None:
-        public = public_part(study.family, study.model, plan.n)
-        return Langevin(plan.matrix, plan.step, public, copy_sigma=plan.copy_sigma, split=plan.averaged > 0)
-    with jax.enable_x64(True):
-        return reference_kernel(study.model, plan.picture, plan.matrix, plan.step)
-
-
 def start(study: Study, plan: Plan, stream: PublicStream, pilot: Mapping[str, Any]) -> Chain:
-    """Starting states, one per chain, drawn from the picture of the posterior."""
+    """Starting states, one per chain, drawn from what is believed of the posterior."""
     kernel = build_kernel(study, plan)
     log_prior = jax.vmap(study.model.log_prior)
 
@@ -80,12 +68,12 @@ def start(study: Study, plan: Plan, stream: PublicStream, pilot: Mapping[str, An
     def states_at(theta: Any, centre: Any, directions: Any) -> State:
         outside = ~jnp.isfinite(log_prior(theta))[:, None]
         theta = jnp.where(outside, jnp.broadcast_to(centre, theta.shape), theta)
-        pending = jnp.full(theta.shape, jnp.nan, theta.dtype) if isinstance(kernel, Langevin) else None
+        pending = jnp.full(theta.shape, jnp.nan, theta.dtype) if kernel.first else None
         return State(theta, log_prior(theta), directions, pending)
 
     with jax.enable_x64(True):
-        theta = stream.starts(plan.picture.centre, plan.picture.start)
-        states = states_at(theta, plan.picture.centre, stream.directions(plan.matrix.shape[1]))
+        theta = stream.starts(plan.belief.centre, plan.belief.start)
+        states = states_at(theta, plan.belief.centre, stream.directions(plan.matrix.shape[1]))
     coordinates = sum(len(r["answer"]) for r in pilot["releases"]) + pilot.get("lost", 0)
     return Chain(study, plan, kernel, stream, states, releases=coordinates, pilot=dict(pilot))
 
@@ -95,13 +83,11 @@ def draw(
 ) -> StopReason:
     """Chunk after chunk, of chains that have begun, until the steps, the budget or the patience end, or an alarm is raised."""
     chains = chain.plan.chains
-    langevin = isinstance(chain.kernel, Langevin)
-    reference = isinstance(chain.kernel, ReferenceLangevin)
-    cheap = (langevin and not reference) or chain.study.bounds.statistic  # no pass over the records a step
+    cheap = chain.kernel.second == "linear" or chain.study.sums_statistics  # no pass over the records a step
     size = CHEAP_CHUNK if cheap else int(max(CHUNK_TERMS // (access.rows * chains), FEWEST))
     size = min(size, access.longest, max(int(chain.plan.iterations * watch.FIRST_LOOK), FEWEST))
     per_step, needed = _expected_cost(chain), 1
-    numbers = chains * _numbers_a_step(chain.kernel)
+    numbers = chains * chain.kernel.numbers_a_step
     hard = min(limit, chain.steps + (MAX_RELEASES - chain.releases) // numbers)
     size = min(size, max(hard - chain.steps, 1))  # noise that is not used is thrown away
     with until_asked() as interrupted:
@@ -147,10 +133,7 @@ def chain_terms(chain: Chain) -> dict[str, Any]:
     See `watched_terms`. `trust` is the radius of the trust region, where there is one.
     """
     kernel, model = chain.kernel, chain.study.model
-    public = kernel.public if isinstance(kernel, Langevin) else model.log_prior
-    return watched_terms(chain.plan, model, public) | {
-        "trust": kernel.trust if isinstance(kernel, ReferenceLangevin) else None
-    }
+    return watched_terms(chain.plan, model, kernel.public_part(model.log_prior)) | {"trust": kernel.trust_radius}
 
 
 def watched_terms(plan: Plan, model: Model, public: Callable[[Any], Any]) -> dict[str, Any]:
@@ -159,10 +142,10 @@ def watched_terms(plan: Plan, model: Model, public: Callable[[Any], Any]) -> dic
     `slope`: the gradient of what is public of the log posterior, zero where it has none. `prior_share`: how much of the planned
     precision is the prior's, coordinate by coordinate.
     """
-    root = np.linalg.cholesky(plan.picture.covariance)
+    root = np.linalg.cholesky(plan.belief.covariance)
     with jax.enable_x64(True):
-        gradient = quick_jit(jax.grad(public))(jnp.asarray(plan.picture.centre))
-        prior = prior_precision(model, plan.picture.centre)
+        gradient = quick_jit(jax.grad(public))(jnp.asarray(plan.belief.centre))
+        prior = prior_precision(model, plan.belief.centre)
     slope = root.T @ np.asarray(gradient)
     share = np.clip(np.diag(root.T @ prior @ root), 0.0, 1.0)
     return plan.written() | {
@@ -170,14 +153,6 @@ def watched_terms(plan: Plan, model: Model, public: Callable[[Any], Any]) -> dic
         "prior_share": share.tolist(),
         "trust": None,
     }
-
-
-def _numbers_a_step(kernel: Kernel) -> int:
-    """Numbers that a step of one chain releases."""
-    if not isinstance(kernel, Langevin):
-        return 1
-    dim = len(kernel.matrix)
-    return 2 * dim if kernel.copy_sigma else 1 + dim
 
 
 def _expected_cost(chain: Chain) -> float:
@@ -218,10 +193,10 @@ def take_up(chain: Chain, saved: Saved) -> None:
 def exactness(chain: Chain, proven: bool, outside: str) -> str:
     """Whether the draws come from the exact posterior, in one sentence."""
     model = "the stated model given the clamped records" if outside == "clamp" else "the stated model"
-    if isinstance(chain.kernel, ReferenceLangevin):
+    if chain.kernel.trust_radius is not None:
         return (
             f"The draws come from the exact posterior of {model}, restricted to parameters within "
-            f"{chain.kernel.trust:.1f} planned posterior standard deviations of the pilot's centre."
+            f"{chain.kernel.trust_radius:.1f} planned posterior standard deviations of the pilot's centre."
         )
     if proven:
         return f"The draws come from the exact posterior of {model}."
@@ -262,11 +237,7 @@ def make_run(
 
 def first_cost(kernel: Kernel, study: Study) -> float:
     """Mu squared of the first query of a Langevin step, if one owner adds all of its noise; walks have none."""
-    if isinstance(kernel, ReferenceLangevin) and study.near is not None:
-        return (study.near.at(kernel.centre, kernel.matrix).gradients.diameter / kernel.proposal_sigma) ** 2
-    if not isinstance(kernel, Langevin) or study.family is None:
-        return 0.0
-    return (study.family.known_diameter(kernel.matrix) / kernel.proposal_sigma) ** 2
+    return (study.first_width(kernel) / kernel.proposal_sigma) ** 2
 
 
 def _blank(name: str, chain: Chain) -> np.ndarray:

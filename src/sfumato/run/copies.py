@@ -19,25 +19,26 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.analysis.from_copies import belief_from_copies
 from sfumato.analysis.noise_aware import from_copies
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
-from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, State
+from sfumato.kernel import AUTO, Draw, Heard, Kernel, Langevin, Move, State, asks_first
 from sfumato.kernel.langevin import split_copy
 from sfumato.kernel.loop import Priced, Transcript, compile_loop
 from sfumato.model import Model
 from sfumato.owners.bundle import Bundle
 from sfumato.owners.rounds import NoBlock
 from sfumato.planner import Plan
-from sfumato.planner.bundles import Supply, picture_from_copies, plan_bundles, plan_langevin, refuse_if_weak
-from sfumato.planner.forecast import Picture
-from sfumato.planner.plan import pilot_fraction
+from sfumato.planner.belief import Belief
+from sfumato.planner.bundles import Supply, plan_bundles, plan_langevin, refuse_if_weak
+from sfumato.planner.making import pilot_fraction
 from sfumato.privacy.joint import join
 from sfumato.protocol.questions import Facts
 from sfumato.run.request import Request
@@ -225,10 +226,10 @@ class CopiesAccess:
         xi = sum(bundle.xi for bundle in self._bundles)
         dearest = max(bundle.sensitivity / bundle.xi**0.5 for bundle in self._bundles)
         with jax.enable_x64(True):
-            if isinstance(kernel, Langevin):
+            if kernel.first:
                 self._ratio = kernel.copy_sigma**2 * kernel.step / 4
                 langevin, self._averaged = (
-                    Corrections(kernel, dearest),
+                    Corrections(cast(Langevin, kernel), dearest),
                     round(kernel.step * xi * (1 + 1 / self._ratio) / 4),
                 )
                 self._loop = compile_loop(langevin, self._model.log_prior, first=langevin.first, copies=True)
@@ -293,10 +294,10 @@ def prepare(
     else:  # nothing but the prior: as if measured with no precision at all
         mean, variance = np.zeros(family.size), 1e12 * (n * max(b.sensitivity for b in bundles)) ** 2
     clamped = any(b.outside == "clamp" for b in bundles)
-    picture = picture_from_copies(family, study.model, from_copies(mean, variance, n), request.guess, clamped)
+    belief = belief_from_copies(family, study.model, from_copies(mean, variance, n), request.guess, clamped)
     joined = join([b.privacy for b in bundles])
     supply = Supply(left - pilot_copies, xi, n, joined.epsilon, joined.delta, joined.mu, request.iterations)
-    plan = _plan(family, study, picture, supply, request, share)
+    plan = _plan(study, belief, supply, request, share)
     if not request.force:
         refuse_if_weak(plan)
     return plan, pilot, plan.iterations
@@ -309,10 +310,12 @@ def used_copies(bundles: Sequence[Bundle], pilot: dict[str, Any]) -> dict[str, A
     return pilot | {"copies": used}
 
 
-def _plan(family: Family, study: Study, picture: Picture, supply: Supply, request: Request, share: float) -> Plan:
+def _plan(study: Study, belief: Belief, supply: Supply, request: Request, share: float) -> Plan:
     """Langevin where the family is studied in its natural parameter and there are copies enough; else a walk."""
-    langevin = plan_langevin(picture, supply, chains=request.chains, pilot_share=share) if study.natural else None
-    if request.kernel == Langevin.name:
+    langevin = (
+        plan_langevin(belief, supply, chains=request.chains, pilot_share=share) if study.can_answer("linear") else None
+    )
+    if request.kernel != AUTO and asks_first(request.kernel):
         if langevin is None:
             raise InvalidInput(
                 "kernel='langevin' averages copies until their noise is that of a short step, and here one copy alone makes a "
@@ -321,7 +324,7 @@ def _plan(family: Family, study: Study, picture: Picture, supply: Supply, reques
             )
         return langevin
     walk = plan_bundles(
-        family, study.model, picture, supply, kernel=request.kernel, chains=request.chains, pilot_share=share,
+        study, belief, supply, kernel=request.kernel, chains=request.chains, pilot_share=share,
         truncate=request.truncate,
     )  # fmt: skip
     both = [plan for plan in (langevin, walk) if plan is not None]

@@ -29,12 +29,12 @@ def under_way(kept: Journal | None) -> Iterator[None]:
             try:
                 yield
             except KeyboardInterrupt:
-                if not (so_far := standing(kept)):
+                if not (so_far := progress_so_far(kept)):
                     raise
                 raise Interrupted(kept.folder, so_far) from None
 
 
-def standing(kept: Journal) -> str:
+def progress_so_far(kept: Journal) -> str:
     """What a run that was stopped has paid for and kept, in sentences; nothing if there is nothing to go on with."""
     try:
         terms, noted = kept.terms(), kept.releases()

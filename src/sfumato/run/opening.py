@@ -9,7 +9,7 @@ from typing import Any
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput
 from sfumato.families.base import Family
-from sfumato.kernel import Langevin
+from sfumato.kernel import AUTO, Guided, asks_first
 from sfumato.owners.base import Access, Door
 from sfumato.owners.bundle import check_distinct
 from sfumato.owners.rounds import Rounds
@@ -19,6 +19,9 @@ from sfumato.run.parties import TABLE, BundleParty, NodeParty, Party, TableParty
 from sfumato.run.request import Request
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick
+
+ANY_WALK = Guided.name
+"""Asked for where bundles are in the list: it stands for every walk (`sampling._beside_bundles`)."""
 
 
 @dataclass
@@ -70,11 +73,11 @@ def make_studies(
         for party in parties
     ]
     # Langevin around a reference point is for lists in which everybody answers for it.
-    near = all(study.near is not None for study in own if study is not None)
+    everybody = all(study.has_reference for study in own if study is not None)
     made: dict[str, Study] = {}
 
     def shared(study: Study) -> Study:
-        kept = study if near else study._replace(near=None)
+        kept = study if everybody else study.without_reference()
         return made.setdefault(domain_key(study) + study.model.fingerprint(), kept)
 
     found = [None if study is None else shared(study) for study in own]
@@ -94,9 +97,13 @@ def kernel_for(request: Request, parties: Sequence[Party]) -> str:
         return request.kernel
     if request.truncate is not None:
         raise InvalidInput("truncate= is for bundles alone or for owners who answer live, not for a mix; leave it out.")
-    if request.kernel == Langevin.name:
-        raise InvalidInput("kernel='langevin' needs owners who answer live; with bundles in the list use 'auto'.")
-    return "guided" if request.kernel == "auto" else request.kernel
+    if request.kernel == AUTO:
+        return ANY_WALK
+    if asks_first(request.kernel):
+        raise InvalidInput(
+            f"kernel={request.kernel!r} needs owners who answer live; with bundles in the list use 'auto'."
+        )
+    return request.kernel
 
 
 def open_parties(

@@ -16,9 +16,9 @@ from sfumato.errors import InvalidInput, NotArrived
 from sfumato.model.base import theta_of
 from sfumato.planner import Plan, run_pilot
 from sfumato.planner.advice import ways_out
-from sfumato.planner.forecast import Picture
+from sfumato.planner.belief import Belief
+from sfumato.planner.making import PILOT_SHARE
 from sfumato.planner.pilot import DOUBT, FORGIVEN
-from sfumato.planner.plan import PILOT_SHARE, knows_information
 from sfumato.run.journal import Journal
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.terms import Terms
@@ -30,7 +30,7 @@ _ROOM = 0.999  # of the share that a pilot asks for: charges are rounded up
 class Found(NamedTuple):
     """What the pilots found, and what a run keeps of them."""
 
-    picture: Picture
+    belief: Belief
     about: dict[str, Any]
 
 
@@ -40,7 +40,7 @@ def first_pilot(share: float, asked: float | None) -> list[dict[str, Any]]:
     return [{"share": share, "most": most, "start": None}]
 
 
-class Again(NamedTuple):
+class NextPilot(NamedTuple):
     """What the analyst says to a run whose pilot did not arrive: see `sfumato.resume`."""
 
     guess: Mapping[str, Any] | None = None
@@ -89,24 +89,24 @@ def find_start(
     force
         Whether the chain begins whatever the pilot finds: then no pilot stops early.
     """
-    picture, spent = plan.picture, 0.0
+    belief, spent = plan.belief, 0.0
     widest = np.inf if force else plan.mu / plan.enough_ess**0.5
     releases: list[dict[str, Any]] = []
     for pilot in pilots:
         if pilot["start"] is not None:
-            picture = replace(picture, centre=np.array(pilot["start"]))
+            belief = replace(belief, centre=np.array(pilot["start"]))
         with jax.enable_x64(True):
             found = run_pilot(
-                study.model, study.domain, plan.n, picture.centre, _ROOM * pilot["share"] * plan.mu**2, release,
-                known=knows_information(study), covariance=picture.covariance, bound=bound, others=others,
+                study.model, study.domain, plan.n, belief.centre, _ROOM * pilot["share"] * plan.mu**2, release,
+                known=study.knows_information, covariance=belief.covariance, bound=bound, others=others,
                 most=_ROOM * pilot["most"] * plan.mu**2, widest=widest,
             )  # fmt: skip
-        picture, releases, spent = found.picture, releases + found.releases, spent + found.spent / plan.mu**2
+        belief, releases, spent = found.belief, releases + found.releases, spent + found.spent / plan.mu**2
         if found.arrived:
             break
     about = {"releases": releases, "share": spent, "arrived": found.arrived, "off_by": found.off_by}
     about |= {"limit": (plan.mu / found.width) ** 2, "early": found.early}
-    return Found(picture, about | {"error": picture.error, "lost": release.lost})
+    return Found(belief, about | {"error": belief.error, "lost": release.lost})
 
 
 def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Journal | None) -> None:

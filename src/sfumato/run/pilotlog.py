@@ -77,10 +77,10 @@ class PilotLog:
 
     def _same(self, noted: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
         scale = float(np.max(np.abs(asked["matrix"])))  # of the posterior: a parameter near zero is as good as zero
-        near = all(_close(noted[name], asked[name]) for name in ("matrix", "radius", "sigma"))
-        near = near and _close(noted["centre"], asked["centre"], asked["radius"])
-        near = near and _close(noted["theta"], asked["theta"], scale)
-        if noted["what"] != asked["what"] or not near:
+        same = all(_close(noted[name], asked[name]) for name in ("matrix", "radius", "sigma"))
+        same = same and _close(noted["centre"], asked["centre"], asked["radius"])
+        same = same and _close(noted["theta"], asked["theta"], scale)
+        if noted["what"] != asked["what"] or not same:
             raise CheckpointError(
                 "a pilot goes on with the question it was stopped at, and this one would ask another: the run was begun with "
                 "another version of sfumato or of its libraries. Go on with that version, or start a new run; what the pilot "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfumato.planner import truncated
-from sfumato.planner.plan import asked_steps
+from sfumato.planner.making import asked_steps
 
 
 @dataclass(frozen=True, kw_only=True)

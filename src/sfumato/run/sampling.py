@@ -20,13 +20,14 @@ from sfumato.analysis.result import Run, StopReason
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput, OwnerError, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
-from sfumato.kernel import PublicStream, State
+from sfumato.kernel import AUTO, PublicStream, State
 from sfumato.model import Model
 from sfumato.owners.local import rows_ahead
 from sfumato.owners.rounds import Rounds
 from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan
+from sfumato.planner.choice import Task
+from sfumato.planner.making import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, iteration_limit, pilot_fraction
 from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
-from sfumato.planner.plan import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, iteration_limit, pilot_fraction
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement, join
 from sfumato.privacy.statement import Statement
@@ -36,6 +37,7 @@ from sfumato.run.holding import under_way
 from sfumato.run.interruption import check as check_interrupted
 from sfumato.run.journal import Journal
 from sfumato.run.opening import (
+    ANY_WALK,
     Opened,
     asks_ahead,
     check_unchanged,
@@ -54,7 +56,7 @@ from sfumato.run.parties import (
     as_parties,
     is_list_of_owners,
 )
-from sfumato.run.piloting import Again, find_start, first_pilot, refuse_unless_arrived
+from sfumato.run.piloting import NextPilot, find_start, first_pilot, refuse_unless_arrived
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.request import Request, make_request
 from sfumato.run.terms import Terms, find_model, make_terms
@@ -114,7 +116,7 @@ def sample(
     n
         Number of records, where it was stated beforehand (it is public): a table that has another is refused.
     kernel
-        "auto", "guided", "componentwise", "random-walk" or "langevin".
+        "auto", or one by its name: "guided", "componentwise", "random-walk", "langevin", or what was registered besides.
     sensitivity
         "certify", or `Clip`, `Lipschitz`, `Range`.
     outside
@@ -252,7 +254,7 @@ def resume(
     kept.check_there()  # before there is a lock in the folder
     with under_way(kept):
         terms = kept.terms()  # once nobody else can add to them
-        again = Again(guess, pilot_share)
+        again = NextPilot(guess, pilot_share)
         again.check_needed(terms)
         terms.check_goes_on(kept.folder, sensitivity)
         if force:
@@ -477,8 +479,8 @@ class _Planner:
         plan = _plan(opened.study, access.n, epsilon, delta, mu, request, self.terms.limit, ahead=opened.ahead)
         # A guess outside the owners' box could not be asked about: the nearest point of the box takes its place.
         bound = access.theta_bound
-        picture = replace(plan.picture, centre=np.clip(plan.picture.centre, -bound, bound))
-        plan = replace(plan, owners=_owner_facts(opened), picture=picture)
+        belief = replace(plan.belief, centre=np.clip(plan.belief.centre, -bound, bound))
+        plan = replace(plan, owners=_owner_facts(opened), belief=belief)
         return _beside_bundles(opened, plan, self.terms, 1 - plan.pilot_share)
 
 
@@ -510,10 +512,10 @@ def _beside_bundles(opened: Opened, plan: Plan, terms: Terms, share: float) -> P
     if not bundles:
         return plan
     copies = Copies(sum(b.xi for b in bundles), min(b.left for b in bundles) // plan.chains)
-    choice = choose_beside_copies(
-        opened.study, plan.picture, plan.mu * share**0.5, copies, kernel="auto" if terms.kernel == "guided" else terms.kernel,
-        chains=plan.chains, max_iterations=terms.limit,
-    )  # fmt: skip
+    task = Task(
+        study=opened.study, belief=plan.belief, mu=plan.mu, n=plan.n, chains=plan.chains, max_iterations=terms.limit
+    )
+    choice = choose_beside_copies(task.for_share(share), copies, AUTO if terms.kernel == ANY_WALK else terms.kernel)
     return replace(
         plan, kernel=choice.kernel, matrix=choice.matrix, step=choice.step, sigma=choice.sigma, forecast_ess=choice.ess,
         iterations=choice.iterations,
@@ -560,9 +562,9 @@ def run_pilots(
         refuse_unless_arrived(plan, found.about, kept)
     access.forget()
     pilot = found.about | about | ({"lost": 0} if several else {})  # owners give the answer again that they gave
-    mu = _set_shares(opened, relative_widths([opened.studies[i] for i in opened.live], found.picture))
+    mu = _set_shares(opened, relative_widths([opened.studies[i] for i in opened.live], found.belief))
     again = replan(
-        plan, study, found.picture, mu**2 / plan.mu**2, kernel=terms.kernel, max_iterations=terms.limit,
+        plan, study, found.belief, mu**2 / plan.mu**2, kernel=terms.kernel, max_iterations=terms.limit,
         ahead=opened.ahead,
     )  # fmt: skip
     again = replace(again, owners=_owner_facts(opened))
@@ -596,7 +598,7 @@ def _bring_inside(chain: Chain, bound: float) -> None:
 
     if np.isfinite(bound):
         with jax.enable_x64(True):
-            chain.states = moved(chain.states, chain.plan.picture.centre)
+            chain.states = moved(chain.states, chain.plan.belief.centre)
 
 
 # -- the chain, and what comes out ------------------------------------------------------------------------------------

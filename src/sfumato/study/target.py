@@ -13,10 +13,10 @@ from sfumato.bounds import Bounds, bounds_for
 from sfumato.bounds.certifier import canonical_log_likelihood
 from sfumato.bounds.reference import Reference
 from sfumato.domain import Domain, check_record_domain
-from sfumato.errors import InvalidInput
+from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
-from sfumato.families.langevin import natural_bounds, natural_model
-from sfumato.kernel import Langevin
+from sfumato.families.langevin import natural_bounds, natural_jacobian, natural_model, public_part
+from sfumato.kernel import AUTO, Kernel, Kind, ReferenceLangevin, asks_first, kinds
 from sfumato.model import Model, from_numpyro
 from sfumato.model.base import input_spec
 from sfumato.model.program import digest
@@ -32,7 +32,12 @@ _KEPT = 16  # studies remembered, as many as the planner remembers models
 class Study(NamedTuple):
     """A model, the domain of its records, and how far one record can move an answer: all public.
 
-    `near` proves what Langevin around a reference point needs; None where the study rests on stated bounds.
+    Attributes
+    ----------
+    family, natural
+        The exponential family, where the model is one; and whether theta is its natural parameter.
+    reference_bounds
+        What is proven around a reference point; None for a family, and where the study rests on stated bounds.
     """
 
     model: Model
@@ -40,7 +45,86 @@ class Study(NamedTuple):
     bounds: Bounds
     family: Family | None = None
     natural: bool = False
-    near: Reference | None = None
+    reference_bounds: Reference | None = None
+
+    # -- which kernels it can have --------------------------------------------------------------------------------
+
+    def can_answer(self, second: str) -> bool:
+        """Whether a kernel with this second query ("ratio", "linear", "remainder") can be had."""
+        if second == "remainder":
+            return self.reference_bounds is not None and self.reference_bounds.possible
+        return second == "ratio" or (second == "linear" and self.natural)
+
+    def why_not(self, second: str) -> str:
+        """Why such a kernel cannot be had, in a sentence; empty where it can, and where another form of it stands in."""
+        if second != "remainder" or self.family is not None:
+            return ""
+        if self.reference_bounds is None:
+            return "its bounds are proven, and the sensitivity here is stated"
+        return self.reference_bounds.why_not
+
+    def kernels(self, name: str = AUTO) -> tuple[list[type[Kind]], dict[str, str]]:
+        """Kernels of a name that it can have, and why it cannot have the others; of "auto", all that come into question.
+
+        In a natural parameter nothing is worth as much as a step by the statistic: walks are not looked at.
+        """
+        named = [kind for kind in kinds(name) if not (name == AUTO and self.natural) or kind.second == "linear"]
+        found = [kind for kind in named if self.can_answer(kind.second)]
+        refused = {kind.name: self.why_not(kind.second) for kind in named if kind not in found}
+        return found, {name: why for name, why in refused.items() if why}
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether bounds around a reference point are looked for at all."""
+        return self.reference_bounds is not None
+
+    def without_reference(self) -> "Study":
+        """The same, where somebody does not answer for a reference point."""
+        return self._replace(reference_bounds=None)
+
+    # -- what is known of its statistic -----------------------------------------------------------------------------
+
+    @property
+    def sums_statistics(self) -> bool:
+        """Whether the sum of a family's statistics answers in place of the records."""
+        return self.bounds.statistic
+
+    @property
+    def knows_information(self) -> bool:
+        """Whether the information at a parameter needs no data: a family whose statistic has a law of its own."""
+        return self.family is not None and self.family.regular and self.bounds.statistic
+
+    def public_part(self, n: int) -> Callable[[Any], Any]:
+        """What is public of the log posterior in the natural parameter."""
+        return public_part(self._the_family, self.model, n)
+
+    def statistic_diameter(self, root: np.ndarray) -> float:
+        """Largest distance between two records' statistics, whitened by a root."""
+        return float(self._the_family.known_diameter(root))
+
+    def natural_jacobian(self, theta: np.ndarray) -> np.ndarray:
+        """Derivative of the natural parameter in theta, shape (k, d)."""
+        return natural_jacobian(self._the_family, self.model, theta)
+
+    def score_diameter(self, theta: np.ndarray, root: np.ndarray) -> float | None:
+        """Largest distance between two records' scores at theta, whitened by a root; None where it must be searched for."""
+        if not self.knows_information or not self._the_family.exact_diameter:
+            return None
+        return self.statistic_diameter(self.natural_jacobian(theta) @ root)
+
+    def first_width(self, kernel: Kernel) -> float:
+        """What one record can move the answer to a kernel's first query by; 0 where it asks none."""
+        if not kernel.first:
+            return 0.0
+        if isinstance(kernel, ReferenceLangevin) and self.reference_bounds is not None:
+            return self.reference_bounds.at(kernel.centre, kernel.matrix).gradients.diameter
+        return self.statistic_diameter(kernel.matrix)
+
+    @property
+    def _the_family(self) -> Family:
+        if self.family is None:
+            raise Unsupported("only an exponential family has a statistic, and this model is none; use a walk.")
+        return self.family
 
 
 def make_study(
@@ -51,16 +135,17 @@ def make_study(
 ) -> Study:
     """Check and assemble a study; a family brings its own domain and its own exact bounds.
 
-    For the kernels "langevin" and "auto" a regular family is studied in its natural parameter, where Langevin works.
+    For kernels that move by the statistic, and for "auto", a regular family is studied in its natural parameter.
     """
     certified = isinstance(sensitivity, str) and sensitivity == "certify"
+    by_statistic = kernel != AUTO and asks_first(kernel)
     if isinstance(model, Family):
-        if kernel == Langevin.name or (kernel == "auto" and certified and model.regular):
+        if by_statistic or (kernel == AUTO and certified and model.regular):
             return _natural_study(model, domain)
         return _family_study(model, domain, sensitivity)
-    if kernel == Langevin.name and not certified:
+    if by_statistic and not certified:
         raise InvalidInput(
-            "kernel='langevin' needs proven bounds: leave sensitivity= at 'certify', or use kernel='guided'."
+            f"kernel={kernel!r} needs proven bounds: leave sensitivity= at 'certify', or use kernel='guided'."
         )
     if domain is None:
         raise InvalidInput(
@@ -76,8 +161,8 @@ def make_study(
     if not certified:
         return Study(_first(program), checked, bounds_for(_first(program), checked, sensitivity))
     study = _proven(program)
-    if study.near is not None and kernel == Langevin.name:
-        study.near.check()
+    if study.reference_bounds is not None and by_statistic:
+        study.reference_bounds.check()
     return study
 
 
@@ -155,7 +240,7 @@ def _first(program: _Program) -> Model:
 @lru_cache(maxsize=_KEPT)
 def _proven(program: _Program) -> Study:
     model, domain = _first(program), program.domain
-    return Study(model, domain, bounds_for(model, domain), near=Reference(model, domain))
+    return Study(model, domain, bounds_for(model, domain), reference_bounds=Reference(model, domain))
 
 
 # -- families -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Programs that run for a moment are compiled in haste."""
+"""Programs that run for a moment are compiled quickly, not well."""
 
 from collections.abc import Callable
 from typing import Any

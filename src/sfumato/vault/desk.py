@@ -151,15 +151,15 @@ class Desk:
         matrix = matrix_of("matrix", terms.matrix, dim, dim)
         first, second = terms.proposal_sigma / terms.proposal_gamma, terms.sigma / terms.gamma
         if terms.centre:
-            if study.near is None:
+            if study.reference_bounds is None:
                 raise InvalidInput("kernel='langevin' needs proven bounds; this owner's are stated ones.")
-            study.near.check()
-            proven = study.near.at(matrix_of("centre", [terms.centre], 1, dim)[0], matrix)
+            study.reference_bounds.check()
+            proven = study.reference_bounds.at(matrix_of("centre", [terms.centre], 1, dim)[0], matrix)
             scores = score_sum(proven, matrix, terms.proposal_gamma, self.n)
             total = engine.sum(scores)
             pools = [NoisePool(self._noise(scale, dim + 1)) for scale in (first, second)]
             statistic = StatisticRounds(scores, total, scores.diameter, chains, [terms.proposal_sigma], pools[:1])
-            remainder = RemainderRounds(engine, study.near, proven, terms, pools[1])
+            remainder = RemainderRounds(engine, study.reference_bounds, proven, terms, pools[1])
             return Agreed(middle=[0] * dim), {Statistic: statistic, Remainder: remainder}
         if study.family is None or not study.natural:
             raise InvalidInput(

@@ -126,7 +126,9 @@ class LocalEngine:
     ) -> None:
         check_precision(precision)
         self.how = Evaluation(study.model, study.domain, precision)
-        self.reference = study.near or Reference(study.model, study.domain)  # nothing is built before it is asked for
+        self.reference = study.reference_bounds or Reference(
+            study.model, study.domain
+        )  # nothing is built before it is asked for
         self._kept: Kept | None = None
         self._vectors: tuple[np.ndarray, Array] | None = None
         self.load(records)

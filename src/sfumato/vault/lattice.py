@@ -16,12 +16,10 @@ from jax import lax
 from sfumato.errors import InvalidInput
 from sfumato.kernel import Heard
 from sfumato.kernel.loop import Priced
-from sfumato.privacy.budget import QUANTA_PER_UNIT, ROUNDING_GUARD
+from sfumato.privacy.budget import QUANTA_PER_UNIT, RELATIVE_LOG2, ROUNDING_GUARD
 
 Array: TypeAlias = Any
 
-RELATIVE_LOG2 = -36
-"""gamma <= 2^-36 sigma: the discrete Gaussian is then a rounded continuous one to within (gamma/sigma)^2/40."""
 ROUNDING_LOG2 = -10
 """n gamma / 2 <= 2^-10: rounding the terms moves d_n by less than a thousandth."""
 TERM_LIMIT = 2.0**51

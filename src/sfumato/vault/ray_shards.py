@@ -233,7 +233,7 @@ class RayShards:
     def open(self, study: Study) -> int:
         """Make every actor ready for a run; its name among the runs here."""
         # Sent once, however many actors there are; how widths are proven is this side's affair.
-        shared = self._ray.put(study._replace(bounds=cast(Any, None), near=None))
+        shared = self._ray.put(study.without_reference()._replace(bounds=cast(Any, None)))
         name = next(self._names)
         with self._lock:
             self._studies[name] = shared

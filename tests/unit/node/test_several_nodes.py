@@ -190,12 +190,12 @@ def test_langevin_on_any_model_over_nodes_until_one_of_them_lies(nodes, owners, 
 def test_an_owner_without_proven_bounds_is_asked_for_walks_only(nodes, owners):
     coin, there = load(nodes[0].folder, "coin"), nodes[1].node.studies["coin"]
     parties = as_parties(owners, Given(epsilon=2.0, delta=1e-6))
-    assert all(study.near is not None for study in make_studies(coin, parties, None, Request()))
+    assert all(study.reference_bounds is not None for study in make_studies(coin, parties, None, Request()))
     clipped = StudyEntry(model="model.py:coin", sensitivity=Sensitivity(kind="clip", bound=0.5))
     stated = ApprovedStudy("coin", clipped, coin, {"y": sf.Binary()}, there.n).public()
     assert (there.public().near, stated.near) == (True, False)
     owners[1].studies["coin"] = stated
-    assert all(study.near is None for study in make_studies(coin, parties, None, Request()))
+    assert all(study.reference_bounds is None for study in make_studies(coin, parties, None, Request()))
     with pytest.raises(InvalidInput, match="the owner can prove for study 'coin'"):
         owners[1].study(coin, kernel="langevin")
 

@@ -201,9 +201,9 @@ def test_a_table_and_a_node_answer_the_same_questions(home):
     owners = [sf.Owner({"y": YES}, name="Birch"), sf.connect(node.url, token=(mine / "a.token").read_text().strip())]
     promise = Given(epsilon=3.0, delta=1e-6)
     studies = make_studies(coin, as_parties(owners, promise), domain, Request())
-    assert all(study.near is not None for study in studies)
+    assert all(study.reference_bounds is not None for study in studies)
     stated = make_studies(coin, as_parties(owners[:1], promise), domain, Request(sensitivity=sf.Clip(bound=1.0)))
-    assert [study.near for study in stated] == [None]
+    assert [study.reference_bounds for study in stated] == [None]
 
 
 def test_a_plan_over_owners_says_what_it_needs():

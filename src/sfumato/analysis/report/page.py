@@ -11,6 +11,7 @@ from sfumato.analysis.diagnostics import Row, series, shown_rows
 from sfumato.analysis.report import svg, words
 from sfumato.analysis.report.style import CSS
 from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT
+from sfumato.kernel import asks_first
 from sfumato.tools.version import __version__
 
 if TYPE_CHECKING:
@@ -153,10 +154,10 @@ def _spending(run: "Run", rows: Sequence[Row]) -> str:
 
 def _kernel(plan: Mapping[str, Any]) -> str:
     """The kernel with its step and its noise, in the words of the plan."""
-    if plan["kernel"] != "langevin":
+    if not asks_first(plan["kernel"]):
         return f"{plan['kernel']}, step {plan['step']:g} sd, noise sigma = {plan['sigma']:g} in every answer"
     often = "correction on average" if plan.get("copy_sigma") else "correction"
-    return f"langevin, step size h = {plan['step']:g}, noise sigma = {plan['sigma']:.3g} per {often}"
+    return f"{plan['kernel']}, step size h = {plan['step']:g}, noise sigma = {plan['sigma']:.3g} per {often}"
 
 
 def _pilot(run: "Run") -> str:

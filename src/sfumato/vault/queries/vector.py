@@ -25,7 +25,7 @@ from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
-from sfumato.privacy.budget import cost_quanta
+from sfumato.privacy.budget import RELATIVE_LOG2, cost_quanta
 from sfumato.protocol.questions import AHEAD, AHEAD_NUMBERS, Release, Statistic
 from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Evaluation, Rows, add_up, sum_over_blocks
@@ -154,7 +154,7 @@ def pilot_gamma(n: int, radius: float, sigma: float) -> float:
 
     The noise is discrete as finely either way; what is given up is rounding that nobody could see beside it.
     """
-    coarse = float(2.0 ** math.floor(math.log2(sigma) + lattice.RELATIVE_LOG2))
+    coarse = float(2.0 ** math.floor(math.log2(sigma) + RELATIVE_LOG2))
     for gamma in (lattice.choose_gamma(sigma, n), coarse):
         if n * radius / gamma <= lattice.SUM_LIMIT:
             return gamma
