@@ -11,9 +11,9 @@ from scipy import stats
 import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.auditor import Attack, Audit
-from sfumato.auditor.attack import attack, several, staged
+from sfumato.auditor.attack import attack, prepared, several
 from sfumato.auditor.bound import SET_ASIDE, lower_bound, trade_off, upper_limits
-from sfumato.auditor.neighbours import furthest, make_cast, make_crowd
+from sfumato.auditor.neighbours import furthest, make_crowd, make_neighbours
 from sfumato.auditor.terms import Terms
 from sfumato.errors import InvalidInput
 from sfumato.kernel import ReferenceLangevin
@@ -79,9 +79,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_honest_study_passes_and_saboteurs_are_caught(case, monkeypatch):
-    """All on one stage: compiling is most of what such a test costs."""
+    """All behind one wall: compiling is most of what such a test costs."""
     study, plan = CASES[case]()
-    with staged(study, plan, seed=1, source=Sabotaged) as everything:
+    with prepared(study, plan, seed=1, source=Sabotaged) as everything:
         assert everything.counts == (1, several(MU, N)) == (1, 11)  # one record, as the promise says, and several
         ready = everything._replace(counts=everything.counts[-1:])  # the sharper pair of tables is enough here
 
@@ -92,7 +92,7 @@ def test_an_honest_study_passes_and_saboteurs_are_caught(case, monkeypatch):
         assert 0.85 * MU < honest.mu_at_stake <= MU
         assert honest.mu_lower > 0.1 * MU
 
-        monkeypatch.setattr(ready.stage, "_cap", 16 * ready.stage._cap)  # a filter that lets too much through
+        monkeypatch.setattr(ready.vault, "_cap", 16 * ready.vault._cap)  # a filter that lets too much through
         caught = attack(ready, trials=200, confidence=0.99)
         assert caught.mu_lower > MU and caught.epsilon_lower > EPSILON
         assert caught.undercharged and not caught.passed
@@ -100,7 +100,7 @@ def test_an_honest_study_passes_and_saboteurs_are_caught(case, monkeypatch):
         monkeypatch.undo()
 
         monkeypatch.setattr(Sabotaged, "times", 2)
-        for pool in ready.stage._chain.pools:
+        for pool in ready.vault._chain.pools:
             pool.take(8 * BLOCK)  # what was drawn ahead was honest
         caught = attack(ready, trials=250, confidence=0.99)
         assert caught.mu_lower > MU and not caught.passed
@@ -111,7 +111,7 @@ def test_an_honest_study_passes_and_saboteurs_are_caught(case, monkeypatch):
 def too_small():
     """A declared width five times smaller than the truth."""
     study = make_study(FAMILY, None, sf.Lipschitz(0.1), kernel="guided")
-    return staged(study, plan_for("guided", 1, sd=0.1, step=0.8, sigma=0.3), seed=1)
+    return prepared(study, plan_for("guided", 1, sd=0.1, step=0.8, sigma=0.3), seed=1)
 
 
 def test_a_width_that_is_declared_too_small_costs_no_privacy_because_the_vault_clamps():
@@ -173,8 +173,10 @@ def test_tables_differ_in_the_records_replaced_and_in_nothing_else():
     study = make_study(model, domain, sf.Clip(1.0))
     crowd = make_crowd(study.model, domain, np.zeros(3))
     pair = ({"x": np.array([0]), "y": np.array([0])}, {"x": np.array([2]), "y": np.array([1])})
-    cast = make_cast(domain, crowd, pair, n=101, replaced=7)
-    tables = [records.load(cast.table(k), domain).columns for k in (0, 1, 7)]  # as an owner would: labels, not codes
+    neighbours = make_neighbours(domain, crowd, pair, n=101, replaced=7)
+    tables = [
+        records.load(neighbours.table(k), domain).columns for k in (0, 1, 7)
+    ]  # as an owner would: labels, not codes
     for table, changed in zip(tables, (0, 1, 7), strict=True):
         assert all(len(column) == 101 for column in table.values())
         differs = (table["x"] != tables[0]["x"]) | (table["y"] != tables[0]["y"])

@@ -100,7 +100,7 @@ def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_c
     monkeypatch.setattr(Remainder, "anchor", wrong)
     domain, gamma, rng = {"x": sf.Ball(1.0, dim=5), "y": sf.Binary()}, 2.0**-40, np.random.default_rng(0)
     model = from_numpyro(logistic, domain)
-    study = Study(model, domain, bounds_for(model, domain), near=Reference(model, domain))
+    study = Study(model, domain, bounds_for(model, domain), reference_bounds=Reference(model, domain))
     centre, root = rng.normal(size=5) / 3, np.linalg.cholesky(np.cov(rng.normal(size=(5, 40))))
     corners = np.array(list(product((-1, 1), repeat=5))) / 5**0.5
     x = np.concatenate([domain["x"].extremes(rng, 8), corners])

@@ -84,7 +84,7 @@ def test_only_the_auditor_opens_a_vault_whose_account_can_be_exchanged():
         if "sfumato.vault.audit_vault" in imports(ast.parse(path.read_text()))
     }
     assert users == {Path("owners/local.py"), Path("auditor/attack.py"), Path("auditor/trials.py")}
-    callers = {path.relative_to(SOURCE) for path in MODULES if "open_stage" in words(ast.parse(path.read_text()))}
+    callers = {path.relative_to(SOURCE) for path in MODULES if "open_audit_vault" in words(ast.parse(path.read_text()))}
     assert callers == {Path("auditor/attack.py")}
 
 

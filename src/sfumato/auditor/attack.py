@@ -17,7 +17,7 @@ import numpy as np
 
 from sfumato.auditor import trials as running
 from sfumato.auditor.bound import lower_bound
-from sfumato.auditor.neighbours import Cast, furthest, join, make_cast, make_crowd
+from sfumato.auditor.neighbours import Neighbours, furthest, join, make_crowd, make_neighbours
 from sfumato.auditor.result import Attack, Audit
 from sfumato.auditor.score import Digester, Scores, score
 from sfumato.auditor.terms import Terms
@@ -25,11 +25,11 @@ from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.model import Model
-from sfumato.owners.local import open_stage
+from sfumato.owners.local import open_audit_vault
 from sfumato.planner import Plan, make_plan, synthetic
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick, ticker
-from sfumato.vault.audit_vault import Stage
+from sfumato.vault.audit_vault import AuditVault
 
 RECORDS = 1_000
 """Made-up records in a table, if nothing is said."""
@@ -93,7 +93,7 @@ def audit(
         if kernel == "auto":  # what a run would take, with all the steps that it may make
             kernel = make_plan(study, kernel=kernel, **terms).kernel
         plan = make_plan(study, kernel=kernel, max_iterations=running.STEPS, **terms)
-        with staged(study, plan, seed=seed) as ready:
+        with prepared(study, plan, seed=seed) as ready:
             return attack(ready, trials=trials, confidence=confidence, tick=tick)
 
 
@@ -107,35 +107,35 @@ def check_counts(n: int, trials: int, confidence: float) -> None:
         raise InvalidInput(f"confidence must lie between 0 and 1, got {confidence!r}; 0.99 is usual.")
 
 
-class Staged(NamedTuple):
+class Prepared(NamedTuple):
     """Everything in place for an attack: the vault, what the first run settled, the records, how many of them to replace."""
 
     study: Study
-    stage: Stage
+    vault: AuditVault
     rehearsed: running.Rehearsed
-    cast: Cast
+    neighbours: Neighbours
     counts: tuple[int, ...]
 
 
 @contextmanager
-def staged(
+def prepared(
     study: Study, plan: Plan, *, seed: int | None = None, source: Callable[[float], Any] | None = None
-) -> Iterator[Staged]:
+) -> Iterator[Prepared]:
     """Make the first run and find the two records; `source` is for tests alone, as in `Vault`."""
     counts = tuple(sorted({1, several(plan.mu, plan.n)}))
     crowd = make_crowd(study.model, study.domain, plan.belief.centre)
     someone = {name: values[:1] for name, values in crowd.items()}
-    anybody = make_cast(study.domain, crowd, (someone, someone), plan.n, counts[-1])
-    stage = open_stage(study, anybody.table(0), mu=plan.mu, source=source)
+    anybody = make_neighbours(study.domain, crowd, (someone, someone), plan.n, counts[-1])
+    vault = open_audit_vault(study, anybody.table(0), mu=plan.mu, source=source)
     try:
-        rehearsed = running.rehearse(study, plan, stage, join(synthetic.extreme(study.domain), crowd), seed)
+        rehearsed = running.rehearse(study, plan, vault, join(synthetic.extreme(study.domain), crowd), seed)
         pair = furthest(running.typical(rehearsed), study.model, study.domain, rehearsed.plan.belief.centre)
-        yield Staged(study, stage, rehearsed, make_cast(study.domain, crowd, pair, plan.n, counts[-1]), counts)
+        yield Prepared(study, vault, rehearsed, make_neighbours(study.domain, crowd, pair, plan.n, counts[-1]), counts)
     finally:
-        stage.leave()
+        vault.leave()
 
 
-def attack(ready: Staged, *, trials: int, confidence: float, tick: Tick = lambda done, total, text: None) -> Audit:
+def attack(ready: Prepared, *, trials: int, confidence: float, tick: Tick = lambda done, total, text: None) -> Audit:
     """Run, test, and put the bounds beside the promise."""
     tables, released = (0, *ready.counts), []
 
@@ -143,9 +143,9 @@ def attack(ready: Staged, *, trials: int, confidence: float, tick: Tick = lambda
         tick(done, len(tables) * trials, "attacking")
 
     for done, replaced in enumerate(tables):
-        ready.stage.show(ready.cast.table(replaced))
+        ready.vault.show(ready.neighbours.table(replaced))
         numbers = range(done * trials, (done + 1) * trials)
-        released.append(running.run_trials(ready.rehearsed, ready.stage, numbers, count))
+        released.append(running.run_trials(ready.rehearsed, ready.vault, numbers, count))
     return _judge(ready, released, trials, confidence)
 
 
@@ -154,18 +154,18 @@ def several(mu: float, n: int) -> int:
     return max(1, min(round(APART / mu), n // 2))
 
 
-def _judge(ready: Staged, released: list[running.Released], trials: int, confidence: float) -> Audit:
+def _judge(ready: Prepared, released: list[running.Released], trials: int, confidence: float) -> Audit:
     plan, kernel = ready.rehearsed.plan, ready.rehearsed.chain.kernel
     kinds = [ready.rehearsed.terms]
     if not ready.study.bounds.proven:  # here the vault's clamping is all there is: would it show if it did not?
         kinds.append(Terms(ready.study, kernel, plan.n, clamped=False))
-    digesters = [Digester(terms, ready.cast, ready.rehearsed.pilot, kernel, plan.sigma) for terms in kinds]
+    digesters = [Digester(terms, ready.neighbours, ready.rehearsed.pilot, kernel, plan.sigma) for terms in kinds]
     here, *others = ([digester.digest(part) for digester in digesters] for part in released)
     # The confidence holds for all attacks together, so each may be wrong for a part of the rest.
     alpha = (1 - confidence) / len(ready.counts)
     attacks = []
     for replaced, there in zip(ready.counts, others, strict=True):
-        one, other = (score(table, ready.cast, replaced, trials) for table in (here, there))
+        one, other = (score(table, ready.neighbours, replaced, trials) for table in (here, there))
         attacks.append(_test(one, other, replaced, alpha))
     return Audit(
         epsilon_promised=plan.epsilon, delta=plan.delta, mu_promised=plan.mu, confidence=float(confidence),

@@ -1,4 +1,4 @@
-"""Who is on stage: a crowd of made-up records, and the two that are exchanged.
+"""Two neighbouring tables: a crowd of made-up records, and the two that are exchanged.
 
 The crowd is a few different records, each many times: the auditor evaluates each of them once. The tables of an attack differ
 in the first rows, which hold one record in one table and the other record in the other.
@@ -27,7 +27,7 @@ _SHORT_LIST = 256
 
 
 @dataclass(frozen=True)
-class Cast:
+class Neighbours:
     """Made-up records: `people` has the crowd, then the record that is there, then the one that takes its place.
 
     Attributes
@@ -62,10 +62,12 @@ def join(*batches: Batch) -> Batch:
     return {name: np.concatenate([np.asarray(batch[name]) for batch in batches]) for name in batches[0]}
 
 
-def make_cast(domain: Mapping[str, Domain], crowd: Batch, pair: tuple[Batch, Batch], n: int, replaced: int) -> Cast:
+def make_neighbours(
+    domain: Mapping[str, Domain], crowd: Batch, pair: tuple[Batch, Batch], n: int, replaced: int
+) -> Neighbours:
     """Fill a table of n records: `replaced` rows to exchange, the crowd for the rest."""
     size = len(next(iter(crowd.values())))
-    return Cast(domain, join(crowd, *pair), np.bincount(np.arange(n - replaced) % size, minlength=size), replaced)
+    return Neighbours(domain, join(crowd, *pair), np.bincount(np.arange(n - replaced) % size, minlength=size), replaced)
 
 
 def furthest(features: Features, model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> tuple[Batch, Batch]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sfumato.auditor.neighbours import Cast
+from sfumato.auditor.neighbours import Neighbours
 from sfumato.auditor.terms import Terms
 from sfumato.auditor.trials import Released
 from sfumato.kernel import Kernel
@@ -51,7 +51,7 @@ class Digester:
 
     Parameters
     ----------
-    terms, cast
+    terms, neighbours
         What records add to answers; which records there are.
     pilot
         The pilot's questions.
@@ -59,11 +59,13 @@ class Digester:
         The kernel, and the noise of a step's scalar.
     """
 
-    def __init__(self, terms: Terms, cast: Cast, pilot: list[Release], kernel: Kernel, sigma: float) -> None:
-        self._terms, self._cast, self._sigma = terms, cast, sigma
+    def __init__(
+        self, terms: Terms, neighbours: Neighbours, pilot: list[Release], kernel: Kernel, sigma: float
+    ) -> None:
+        self._terms, self._neighbours, self._sigma = terms, neighbours, sigma
         self._first_sigma = kernel.proposal_sigma
-        self._pilot = [(question.sigma, terms.pilot(question, cast.people)) for question in pilot]
-        self._first = terms.first(cast.people)
+        self._pilot = [(question.sigma, terms.pilot(question, neighbours.people)) for question in pilot]
+        self._first = terms.first(neighbours.people)
 
     def digest(self, released: Released) -> Digest:
         """Take up everything that runs on one table released."""
@@ -73,7 +75,7 @@ class Digester:
         ]
         parts.append(self._vectors(released.first_run, released.first, self._first_sigma, self._first))
         asked = np.isfinite(released.d_n_noisy)
-        step = self._terms.step(self._cast.people, released.theta[asked], released.theta_prop[asked])
+        step = self._terms.step(self._neighbours.people, released.theta[asked], released.theta_prop[asked])
         parts.append(self._scalars(released.run[asked], released.d_n_noisy[asked], self._sigma, step))
         return Digest(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
@@ -84,19 +86,19 @@ class Digester:
 
     def _scalars(self, run: np.ndarray, answers: np.ndarray, sigma: float, terms: np.ndarray) -> Digest:
         """Numbers with a mean each: terms (number, record)."""
-        size = len(self._cast.counts)
-        crowd = terms[:, :size] @ self._cast.counts
+        size = len(self._neighbours.counts)
+        crowd = terms[:, :size] @ self._neighbours.counts
         return Digest(run, answers, np.full(len(run), sigma), crowd, terms[:, size], terms[:, size + 1])
 
 
-def score(digests: list[Digest], cast: Cast, replaced: int, runs: int) -> Scores:
+def score(digests: list[Digest], neighbours: Neighbours, replaced: int, runs: int) -> Scores:
     """Compare the table in which nothing is exchanged with that in which `replaced` rows are; one kind a digest."""
-    each = [_score(digest, cast, replaced, runs) for digest in digests]
+    each = [_score(digest, neighbours, replaced, runs) for digest in digests]
     return Scores(np.stack([scores.log_ratio for scores in each]), each[0].at_stake)
 
 
-def _score(digest: Digest, cast: Cast, replaced: int, runs: int) -> Scores:
+def _score(digest: Digest, neighbours: Neighbours, replaced: int, runs: int) -> Scores:
     moved = replaced * (digest.other - digest.one) / digest.sigma
-    middle = digest.crowd + (cast.replaced - replaced) * digest.one + replaced * (digest.one + digest.other) / 2
+    middle = digest.crowd + (neighbours.replaced - replaced) * digest.one + replaced * (digest.one + digest.other) / 2
     surprise = (digest.answer - middle) / digest.sigma
     return Scores(*(np.bincount(digest.run, values, minlength=runs) for values in (surprise * moved, moved**2)))

@@ -26,7 +26,7 @@ from sfumato.run.interruption import listening
 from sfumato.run.piloting import find_start, first_pilot
 from sfumato.run.pilotlog import PilotLog
 from sfumato.study.target import Study
-from sfumato.vault.audit_vault import Stage
+from sfumato.vault.audit_vault import AuditVault
 
 STEPS = 16
 """Steps a run is planned for: the fewer, the cheaper an audit; the last step that does not fit is what it cannot see."""
@@ -65,27 +65,27 @@ class Rehearsed:
     terms: Terms
 
 
-def rehearse(study: Study, plan: Plan, stage: Stage, pool: Batch, seed: int | None) -> Rehearsed:
+def rehearse(study: Study, plan: Plan, vault: AuditVault, pool: Batch, seed: int | None) -> Rehearsed:
     """Make the first run, up to its chain.
 
     Parameters
     ----------
-    stage
+    vault
         The vault, with a made-up table in it.
     pool
         Made-up records among which the worst two are looked for.
     """
-    account, pilots = stage.open_account(), first_pilot(plan.pilot_share, plan.pilot_share)
+    account, pilots = vault.open_account(), first_pilot(plan.pilot_share, plan.pilot_share)
     pilot: dict[str, Any] = {"releases": [], "share": 0.0}
     if plan.pilot_share > 0:
-        found = find_start(study, plan, PilotLog(stage.release, None), pilots, force=True)
-        stage.forget()
+        found = find_start(study, plan, PilotLog(vault.release, None), pilots, force=True)
+        vault.forget()
         left, pilot = account.left / QUANTA_PER_UNIT / plan.mu**2, found.about
         plan = replan(plan, study, found.belief, left, kernel=plan.kernel, max_iterations=STEPS)
     plan = aim(study, plan, pool)
     chain = start(study, plan, PublicStream(seed, plan.chains), pilot)
-    stage.begin(chain.kernel, plan.sigma, chain.states)
-    return Rehearsed(plan, list(stage.asked), chain, Terms(study, chain.kernel, plan.n))
+    vault.begin(chain.kernel, plan.sigma, chain.states)
+    return Rehearsed(plan, list(vault.asked), chain, Terms(study, chain.kernel, plan.n))
 
 
 def aim(study: Study, plan: Plan, pool: Batch) -> Plan:
@@ -128,7 +128,7 @@ def typical(rehearsed: Rehearsed) -> Callable[[Batch], np.ndarray]:
 
 
 @listening()
-def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callable[[int], None]) -> Released:
+def run_trials(rehearsed: Rehearsed, vault: AuditVault, numbers: range, tick: Callable[[int], None]) -> Released:
     """Run the study, once for every number, on the table that is behind the wall: each run with an account of its own.
 
     The number also gives a run its own public randomness: runs are independent of each other.
@@ -142,15 +142,15 @@ def run_trials(rehearsed: Rehearsed, stage: Stage, numbers: range, tick: Callabl
     steps, firsts = [], []
     for trial, number in enumerate(numbers):
         check_interrupted()
-        stage.open_account()
+        vault.open_account()
         for answers, question in zip(pilot, rehearsed.pilot, strict=True):
             theta, matrix, centre = (np.array(part) for part in (question.theta, question.matrix, question.centre))
-            answers.append(stage.release(question.what, theta, matrix, question.radius, question.sigma, centre))
+            answers.append(vault.release(question.what, theta, matrix, question.radius, question.sigma, centre))
         stream = PublicStream(rehearsed.chain.stream.seed + 1 + number, rehearsed.plan.chains)
         chain = replace(rehearsed.chain, stream=stream, parts=[], steps=0, spent=0, marks=[])
-        stage.again(chain.states)
+        vault.again(chain.states)
         # Unwatched: an alarm only ends a run early, and an attacker who sees more of it is the stronger one.
-        if draw(chain, stage, MOST_STEPS, None, _silent, watched=False) is StopReason.INTERRUPTED:
+        if draw(chain, vault, MOST_STEPS, None, _silent, watched=False) is StopReason.INTERRUPTED:
             raise KeyboardInterrupt
         steps.append(_steps(trial, chain, rehearsed.chain))
         firsts.append(_firsts(trial, chain))

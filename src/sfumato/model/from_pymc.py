@@ -20,7 +20,7 @@ from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.model.base import Array, Model, Record, Site, check_values, input_spec
 from sfumato.model.program import digest
 from sfumato.model.trials import COMPANY, check_pure, check_separate, mixed_company
-from sfumato.tools.quick_jit import HASTE
+from sfumato.tools.quick_jit import QUICK_OPTIONS
 
 _TRIED = 256  # draws from the prior at which a model's ranges are tried, and as many further out
 _DRAWS = 2048  # from the prior, made once by PyMC's own samplers: PyTensor has but a few of them in JAX
@@ -473,7 +473,7 @@ def _check_in_range(model: Any, columns: Mapping[str, Domain], made: _Functions)
     table = table[np.all(np.isfinite(table), axis=1)]
     middle = np.median(table, axis=0)
     far = np.concatenate([middle + factor * (table - middle) for factor in (1, 3, 10)])
-    for name, out in jax.jit(jax.vmap(broken), compiler_options=HASTE)(far).items():
+    for name, out in jax.jit(jax.vmap(broken), compiler_options=QUICK_OPTIONS)(far).items():
         if np.any(out):
             raise InvalidModel(
                 f"a parameter of observed variable {name!r} can be out of its range, where PyMC's density is zero and the "

@@ -12,7 +12,7 @@ from sfumato.errors import InvalidModel
 from sfumato.model.base import Array, Model, Record
 from sfumato.model.program import digest, equations
 from sfumato.model.support import check_positive, trial_records
-from sfumato.tools.quick_jit import HASTE
+from sfumato.tools.quick_jit import QUICK_OPTIONS
 
 COMPANY = 8
 """Records scored together when it is tested whether they are scored separately."""
@@ -51,7 +51,7 @@ def try_once(
 
     A plan and the run after it are given the same model, and compiling what a trial runs is most of what it costs.
     """
-    traced = jax.jit(function, compiler_options=HASTE).trace(*given)
+    traced = jax.jit(function, compiler_options=QUICK_OPTIONS).trace(*given)
     known = digest(traced.jaxpr, given=(given[1:], also))
     if known not in _in_order:
         trial(traced.lower().compile())

@@ -19,7 +19,7 @@ from sfumato.owners.local import floor_to
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES, RELATIVE_LOG2, cap_quanta, mu_squared
 from sfumato.privacy.statement import NEIGHBOURS
-from sfumato.protocol.frames import OwnBudget, Purse
+from sfumato.protocol.frames import Allowance, OwnBudget
 from sfumato.vault.ledger import Account, Journal, Ledger
 
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,79}")
@@ -147,23 +147,23 @@ class Books:
         """What an analyst may still spend, by their own spending alone; see `OwnBudget`."""
         mine = self.analyst(analyst)
         left = mine.cap - mine.spent
-        whole = self._purse(self._budgets.analysts.get(analyst, self._budgets.per_analyst), left)
+        whole = self._allowance(self._budgets.analysts.get(analyst, self._budgets.per_analyst), left)
         parts = {name: self._part(analyst, name, whole, left) for name in studies}
         return OwnBudget(**msgspec.structs.asdict(whole), studies=parts, limited=self.node.left < left)
 
-    def _part(self, analyst: str, study: str, whole: Purse, left: int) -> Purse:
+    def _part(self, analyst: str, study: str, whole: Allowance, left: int) -> Allowance:
         """What one study may take of an analyst's budget; its account is not opened, for nobody has asked yet."""
         cap, known = self._cap(self._budgets.per_study), self.ledger.existing(f"study {analyst}/{study}")
         if mu_squared(cap) >= whole.cap:
             return whole
-        return self._purse(self._budgets.per_study, min(left, cap - (0 if known is None else known.spent)))
+        return self._allowance(self._budgets.per_study, min(left, cap - (0 if known is None else known.spent)))
 
-    def _purse(self, budget: Budget | None, left: int) -> Purse:
+    def _allowance(self, budget: Budget | None, left: int) -> Allowance:
         """A budget, or the node's own where that is smaller, with what is left of it."""
         cap = self._cap(budget)
         stated = budget if budget is not None and cap < self.node.cap else self._budgets.total
         fits = floor_to(float(gdp.epsilon(mu_squared(left) ** 0.5, stated.delta)), 3)
-        return Purse(
+        return Allowance(
             epsilon=stated.epsilon, delta=stated.delta, epsilon_left=stated.epsilon if left >= cap else fits,
             cap=mu_squared(cap), left=mu_squared(left),
         )  # fmt: skip

@@ -278,7 +278,7 @@ def _console(node: Node, who: str) -> dict[str, Any]:
         "analysts": len(node.books.answered(accounts)),
         "runs": [
             {key: run[key] for key in ("study", "analyst", "run", "opened", "answers")}
-            | {"budget": _amount(run["budget"]), "state": node.standing(run["name"], _pays_no_more(run))}
+            | {"budget": _amount(run["budget"]), "state": node.state_of(run["name"], _pays_no_more(run))}
             for run in reversed(runs[-SHOWN_RUNS:])
         ],
         "tokens": [

@@ -298,7 +298,7 @@ class Node:
         if run.holder is holder:
             run.holder, run.away_since, run.parted = None, time.monotonic(), parted
 
-    def standing(self, name: str, spent: bool) -> str:
+    def state_of(self, name: str, spent: bool) -> str:
         """How a run stands, in the console's words.
 
         "connected"; "away": open, but its analyst has vanished; "budget spent"; "finished": its analyst has closed it, or has

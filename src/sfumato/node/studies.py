@@ -43,7 +43,7 @@ class ApprovedStudy:
         self._main = forms[0]
         self._computes = [computed(form) for form in self.forms.values()]
         # Settled now, not at the first question: whether its model can be bounded around a reference point.
-        self._near = self._main.can_answer("remainder")
+        self._reference = self._main.can_answer("remainder")
         self.plan: Callable[..., dict[str, Any]] = lru_cache(maxsize=256)(self._plan)
 
     def form(self, fingerprint: str) -> Study:
@@ -58,7 +58,7 @@ class ApprovedStudy:
         return Approved(
             name=self.name, models=list(self.forms), domain={k: column.to_dict() for k, column in main.domain.items()},
             n=self.n, sensitivity=main.bounds.describe(), sigma_floor=self.entry.sigma_floor,
-            theta_bound=self.entry.theta_bound, near=self._near, computes=self._computes,
+            theta_bound=self.entry.theta_bound, reference=self._reference, computes=self._computes,
         )  # fmt: skip
 
     def _plan(self, epsilon: float, delta: float, n: int) -> dict[str, Any]:

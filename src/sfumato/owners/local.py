@@ -18,7 +18,7 @@ from sfumato.protocol.questions import Terms as QuestionTerms
 from sfumato.study.target import Study
 from sfumato.tools.progress import Tick
 from sfumato.vault import identity, records
-from sfumato.vault.audit_vault import Stage
+from sfumato.vault.audit_vault import AuditVault
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import Engine, LocalEngine
 from sfumato.vault.ledger import Account, Block, Ledger
@@ -230,11 +230,11 @@ def open_table(
     return TableAccess(vault, account, facts, own)
 
 
-def open_stage(
+def open_audit_vault(
     study: Study, table: Mapping[str, Any], *, mu: float, source: Callable[[float], Source] | None = None
-) -> Stage:
+) -> AuditVault:
     """Put a made-up table behind a real vault, for an audit: many runs, each with a cap of `mu` of its own."""
-    return Stage(study, table, cap_quanta(mu), source=source)
+    return AuditVault(study, table, cap_quanta(mu), source=source)
 
 
 class OpenedStatistics(NamedTuple):

@@ -447,7 +447,7 @@ class _Line:
 
 def _answerable(study: Study, kernel: str, approved: Approved) -> Study:
     """What a node answers for: walks on any model, Langevin on families and where its own bounds are proven."""
-    if approved.near or study.can_answer("linear"):
+    if approved.reference or study.can_answer("linear"):
         return study
     if kernel != AUTO and asks_first(kernel):
         raise InvalidInput(

@@ -70,8 +70,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 class Approved(msgspec.Struct, frozen=True, kw_only=True):
     """One study of the handshake: its name, and the fingerprints of the forms it may be studied in.
 
-    `near`: whether Langevin around a reference point is answered, for a model that is no family. `computes`: what each of the
-    `models` computes at made-up records (`sfumato.study.target.computed`), for a fingerprint is that of a text.
+    `reference`: whether Langevin around a reference point is answered, for a model that is no family. `computes`: what each of
+    the `models` computes at made-up records (`sfumato.study.target.computed`), for a fingerprint is that of a text.
     """
 
     name: str
@@ -82,10 +82,10 @@ class Approved(msgspec.Struct, frozen=True, kw_only=True):
     sigma_floor: float
     theta_bound: float
     computes: list[list[float | None]]
-    near: bool = False
+    reference: bool = False
 
 
-class Purse(msgspec.Struct, frozen=True, kw_only=True):
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     """A cap and what is left of it.
 
     Attributes
@@ -108,7 +108,7 @@ class Purse(msgspec.Struct, frozen=True, kw_only=True):
         return f"epsilon {self.epsilon_left:g} of {self.epsilon:g} left at delta {self.delta:g}"
 
 
-class OwnBudget(Purse, frozen=True, kw_only=True):
+class OwnBudget(Allowance, frozen=True, kw_only=True):
     """What an analyst may spend at a node, as far as it is theirs to know.
 
     It counts what this analyst spent and nobody else. The node's total is common: a run may find less than this, and `limited`
@@ -122,12 +122,12 @@ class OwnBudget(Purse, frozen=True, kw_only=True):
         Whether the node's total leaves less than `left`.
     """
 
-    studies: dict[str, Purse]
+    studies: dict[str, Allowance]
     limited: bool
 
     def __str__(self) -> str:
         tighter = [f"; {name}: {purse}" for name, purse in self.studies.items() if purse.cap < self.cap]
-        return Purse.__str__(self) + "".join(tighter) + ("; the node's total leaves less" if self.limited else "")
+        return Allowance.__str__(self) + "".join(tighter) + ("; the node's total leaves less" if self.limited else "")
 
 
 class Handshake(msgspec.Struct, frozen=True, kw_only=True):

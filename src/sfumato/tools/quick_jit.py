@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-HASTE: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+QUICK_OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 """Without LLVM's optimisations, by XLA's older emitters: a plan compiles in half the time, the same numbers but for rounding."""
 
 
@@ -15,4 +15,4 @@ def quick_jit(function: Callable[..., Any]) -> Any:
     Never for the chains' own loops, nor for anything that sees records: those run for long, and their sums must agree to the last
     bit wherever they are taken.
     """
-    return jax.jit(function, compiler_options=HASTE)
+    return jax.jit(function, compiler_options=QUICK_OPTIONS)

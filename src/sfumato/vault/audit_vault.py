@@ -21,7 +21,7 @@ from sfumato.vault.noise import Source
 from sfumato.vault.vault import Vault
 
 
-class Stage(Vault):
+class AuditVault(Vault):
     """A vault whose table and account are exchanged between runs.
 
     Parameters
@@ -52,7 +52,7 @@ class Stage(Vault):
         """Put another table of as many made-up records behind the wall."""
         loaded = records.load(table, self._study.domain)
         if loaded.n != self.n:
-            raise ValueError(f"tables of one stage have one size, {self.n}, got {loaded.n}.")
+            raise ValueError(f"tables of one audit have one size, {self.n}, got {loaded.n}.")
         self._engine.load(loaded)
 
     def open_account(self) -> Account:

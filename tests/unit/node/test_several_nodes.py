@@ -193,7 +193,7 @@ def test_an_owner_without_proven_bounds_is_asked_for_walks_only(nodes, owners):
     assert all(study.reference_bounds is not None for study in make_studies(coin, parties, None, Request()))
     clipped = StudyEntry(model="model.py:coin", sensitivity=Sensitivity(kind="clip", bound=0.5))
     stated = ApprovedStudy("coin", clipped, coin, {"y": sf.Binary()}, there.n).public()
-    assert (there.public().near, stated.near) == (True, False)
+    assert (there.public().reference, stated.reference) == (True, False)
     owners[1].studies["coin"] = stated
     assert all(study.reference_bounds is None for study in make_studies(coin, parties, None, Request()))
     with pytest.raises(InvalidInput, match="the owner can prove for study 'coin'"):
