@@ -30,7 +30,7 @@ from sfumato.node.config import read_owner
 from sfumato.node.tokens import TokenFile
 from sfumato.owners.remote import connect
 from sfumato.protocol.frames import Ask, Begin, Open
-from sfumato.protocol.questions import LANGEVIN, WALK, Correction, Ratio, Statistic, Terms
+from sfumato.protocol.questions import LANGEVIN, WALK, Linear, Ratio, Statistic, Terms
 from sfumato.vault.lattice import choose_gamma
 
 N = 20_000
@@ -138,7 +138,7 @@ def questions(chains: int) -> dict[str, tuple[Terms, object]]:
     asked = [True] * chains
     return {
         "statistic": (terms(LANGEVIN), lambda turn: Statistic(chains=chains)),
-        "correction": (terms(LANGEVIN), lambda turn: Correction(direction=theta(turn), asked=asked)),
+        "correction": (terms(LANGEVIN), lambda turn: Linear(direction=theta(turn), asked=asked)),
         "ratio": (terms(WALK), lambda turn: Ratio(theta=theta(turn), theta_prop=theta(turn + 1), asked=asked)),
     }
 

@@ -36,7 +36,7 @@ from sfumato.node.tokens import TokenFile
 from sfumato.owners.remote import connect
 from sfumato.owners.rounds import Rounds
 from sfumato.protocol.frames import Ask, Begin, Open
-from sfumato.protocol.questions import Correction, Statistic, Terms, decode_reply
+from sfumato.protocol.questions import Linear, Statistic, Terms, decode_reply
 from sfumato.vault.lattice import choose_gamma
 from sfumato.vault.ledger import Ledger
 
@@ -482,7 +482,7 @@ def test_backup_and_restore_of_a_node_in_use(tmp_path, capsys):
         door = owner.door("bern", owner.studies["bern"].models[0], epsilon=5.0, delta=1e-6, run_id="kept")
         door.begin(TERMS)
         assert all(door.ask(name, Statistic(chains=2)) == reply for name, reply in seen.items())
-        assert door.ask("new", Correction(direction=[[0.1], [0.2]], asked=[True, True])).id == "new"
+        assert door.ask("new", Linear(direction=[[0.1], [0.2]], asked=[True, True])).id == "new"
         door.close()
 
 

@@ -79,7 +79,7 @@ class Known:
 
 def answers(data, count, monkeypatch):
     if not count:
-        monkeypatch.setattr("sfumato.vault.vault.count_records", lambda table, domain: table)
+        monkeypatch.setattr("sfumato.vault.engine.count_records", lambda table, domain: table)
     study = make_study(model, DOMAIN)
     vault = Vault(records.load(data, DOMAIN), study, Endless(), source=Known)
     assert vault.rows == (36 if count else 400)

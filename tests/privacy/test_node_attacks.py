@@ -28,7 +28,7 @@ from sfumato.node.catalogue import CATALOGUE
 from sfumato.node.logs import LINES_PER_SECOND
 from sfumato.node.tokens import TokenFile
 from sfumato.protocol.frames import Ask, Begin, Left, Open
-from sfumato.protocol.questions import Correction, Ratio, Release, Remainder, Statistic, Terms, encode
+from sfumato.protocol.questions import Linear, Ratio, Release, Remainder, Statistic, Terms, encode
 from sfumato.vault.lattice import choose_gamma
 
 N = 500
@@ -298,7 +298,7 @@ def test_langevin_around_a_point_asks_only_what_its_terms_allow(line):
         assert line.code(near(**changes)) == "sigma-too-small"
     assert line.code(near()) is None
     assert line.code(pack(Ask("n0", remainder(slope=float("nan"))))) == "bad-number"
-    for question in (ratio(), Correction(direction=[[0.1]], asked=[True]), Statistic(chains=2)):
+    for question in (ratio(), Linear(direction=[[0.1]], asked=[True]), Statistic(chains=2)):
         assert line.code(pack(Ask("n1", question))) == "bad-request"
     assert line.code(pack(Ask("n2", Statistic(chains=1)))) is None
     assert line.code(pack(Ask("n3", remainder()))) is None
@@ -308,7 +308,7 @@ def test_numbers_of_the_wrong_shape_or_kind_are_refused(line):
     wrong = [
         Ratio(theta=[[0.1, 0.2]], theta_prop=[[0.1, 0.2]], asked=[True]), Ratio(theta=[], theta_prop=[], asked=[]),
         Ratio(theta=[[0.1]] * 2, theta_prop=[[0.1]] * 2, asked=[True] * 2), Statistic(chains=1), Statistic(chains=-1),
-        Correction(direction=[[0.1]], asked=[True]),
+        Linear(direction=[[0.1]], asked=[True]),
         Release(what="rows", theta=[0.1], matrix=[[1.0]], radius=1.0, sigma=9.0),
         Release(what="gradient", theta=[0.1], matrix=[[float("nan")]], radius=1.0, sigma=9.0),
         Release(what="gradient", theta=[0.1], matrix=[[1.0]], radius=-1.0, sigma=9.0),

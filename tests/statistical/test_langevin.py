@@ -104,7 +104,6 @@ def small_vault(ledger, cap, h=0.3, sigma=0.3, chains=2):
         records.load({"y": Y}, STUDY.domain),
         STUDY,
         ledger.account("a", cap),
-        family=FAMILY,
     )
     stream = PublicStream(0, chains)
     with jax.enable_x64(True):

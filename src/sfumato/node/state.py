@@ -100,7 +100,7 @@ class ActiveRun:
     def settle_terms(self, terms: Terms) -> None:
         """Remember the terms, and how much work a message is under them: from public numbers only."""
         self._terms = terms
-        self.chains, self._copies = terms.chains, 2 if terms.copies is True else 1
+        self.chains, self._copies = terms.chains, 2 if terms.copies else 1
         family = terms.kernel == LANGEVIN and not terms.centre  # its records were summed when terms were settled
         proof = PROOF_TERMS if terms.centre else 0
         self._light = family or (self.desk.here and terms.chains * (self.facts.rows + proof) <= LIGHT_TERMS)

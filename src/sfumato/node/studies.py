@@ -14,7 +14,7 @@ from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile, StudyEntry
 from sfumato.planner import make_plan
 from sfumato.protocol.frames import Approved
-from sfumato.protocol.questions import LANGEVIN, Correction, Question, Ratio, Release, Remainder, Statistic, Terms
+from sfumato.protocol.questions import LANGEVIN, Linear, Question, Ratio, Release, Remainder, Statistic, Terms
 from sfumato.study.target import Study, computed, make_study
 
 _PLAIN, _AUTO = Guided.name, AUTO  # kernels for which a family is studied in its own and in its natural parameter
@@ -98,7 +98,7 @@ class ApprovedStudy:
         elif isinstance(question, Ratio):
             self._check_theta(question.theta)
             self._check_theta(question.theta_prop)
-        elif isinstance(question, Correction):
+        elif isinstance(question, Linear):
             _check_finite(question.direction)
         elif isinstance(question, Remainder):
             self._check_theta(question.theta)

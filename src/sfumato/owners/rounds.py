@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost, OwnerRefused
@@ -33,8 +32,8 @@ from sfumato.protocol.frames import PASSING
 from sfumato.protocol.questions import (
     LANGEVIN,
     WALK,
-    Correction,
     Facts,
+    Linear,
     Question,
     Ratio,
     Release,
@@ -238,7 +237,7 @@ class Rounds:
     def add(self, name: str, question: Question, size: int, gamma: float) -> Added:
         """Ask all owners one question and add their answers."""
         query_id = f"{self._run_id}/{name}"
-        rows = len(question.asked) if isinstance(question, Ratio | Correction | Remainder) else 1
+        rows = len(question.asked) if isinstance(question, Ratio | Linear | Remainder) else 1
 
         def ask(door: Door, number: int) -> Reply:
             return checked(door.name, query_id, door.ask(query_id, question), size, rows, gamma)
@@ -323,7 +322,7 @@ class Rounds:
                     kernel=LANGEVIN, chains=chains, sigma=each, gamma=gamma, proposal_sigma=first,
                     proposal_gamma=first_gamma, matrix=np.asarray(kernel.matrix, float).tolist(),
                     centre=np.asarray(kernel.centre, float).tolist() if isinstance(kernel, ReferenceLangevin) else [],
-                    copies=True if kernel.copy_sigma else msgspec.UNSET,
+                    copies=bool(kernel.copy_sigma),
                 )
                 for each, first in zip(sigmas, firsts, strict=True)
             ]  # fmt: skip
@@ -550,9 +549,9 @@ def _ratio(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Quest
     return "ratio", Ratio(theta=theta.tolist(), theta_prop=there.tolist(), asked=asked.tolist())
 
 
-def _correction(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Question]:
+def _linear(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Question]:
     along = np.where(asked[:, None], move.along, 0.0)
-    return "correction", Correction(direction=along.tolist(), asked=asked.tolist())
+    return "linear", Linear(direction=along.tolist(), asked=asked.tolist())
 
 
 def _remainder(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Question]:
@@ -562,7 +561,7 @@ def _remainder(theta: np.ndarray, move: Move, asked: np.ndarray) -> tuple[str, Q
 
 
 QUESTIONS: dict[str, Callable[[np.ndarray, Move, np.ndarray], tuple[str, Question]]] = {
-    "ratio": _ratio, "linear": _correction, "remainder": _remainder,
+    "ratio": _ratio, "linear": _linear, "remainder": _remainder,
 }  # fmt: skip
 """What a kernel's `second` query is, as it is asked: its name, and the question."""
 

@@ -74,7 +74,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes
     ----------
     kernel
-        "walk" (a round is a `Ratio`) or "langevin" (a `Statistic`, then a `Correction`).
+        "walk" (a round is a `Ratio`) or "langevin" (a `Statistic`, then a `Linear`).
     sigma, gamma
         This owner's noise in a scalar answer, and the lattice it is counted on; the lattice is the same for all owners.
     matrix, proposal_sigma, proposal_gamma
@@ -83,7 +83,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         Langevin around a reference point only: that point. S_n is then the sum of gradients there.
     copies
         Langevin on a family: whether corrections are made from second copies of the statistic. A `Statistic` then gives both
-        and there is no `Correction`; sigma is the noise in each coordinate of a second copy, on the lattice of the first.
+        and there is no `Linear`; sigma is the noise in each coordinate of a second copy, on the lattice of the first.
     """
 
     kernel: str
@@ -94,9 +94,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     proposal_sigma: float = 0.0
     proposal_gamma: float = 0.0
     centre: Vector = []
-    copies: bool | msgspec.UnsetType = (
-        msgspec.UNSET
-    )  # not written where it is not said: names of questions stay what they were
+    copies: bool = False
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +110,7 @@ class Agreed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A noisy sum of vectors for the pilot, each less the centre; see `sfumato.vault.vault.Vault.release`."""
+    """A noisy sum of vectors for the pilot, each less the centre; see `sfumato.vault.queries.vector`."""
 
     what: str
     theta: Vector
@@ -140,8 +138,8 @@ class Statistic(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaul
     steps: int = 1
 
 
-class Correction(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Langevin's second query: minus u' (A' S_n) for the direction u of every chain."""
+class Linear(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Langevin's second query on a family, linear in its statistic: minus u' (A' S_n) for the direction u of every chain."""
 
     direction: Matrix
     asked: list[bool]
@@ -156,7 +154,7 @@ class Remainder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     asked: list[bool]
 
 
-Question: TypeAlias = Release | Ratio | Statistic | Correction | Remainder
+Question: TypeAlias = Release | Ratio | Statistic | Linear | Remainder
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):

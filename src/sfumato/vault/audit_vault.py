@@ -62,16 +62,10 @@ class AuditVault(Vault):
         self._account = self._ledger.account("run", self._cap)
         return self._account
 
-    def release(
-        self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray | None = None
-    ) -> np.ndarray:  # fmt: skip
-        """Answer a pilot's question as every vault does, and note it."""
-        middle = [] if centre is None else centre.tolist()
-        question = Release(
-            what=what, theta=theta.tolist(), matrix=matrix.tolist(), radius=radius, sigma=sigma, centre=middle
-        )
-        self.asked.append(question)
-        return super().release(what, theta, matrix, radius, sigma, centre)
+    def _answer(self, asked: Release) -> np.ndarray:
+        """As every vault does, and note the question."""
+        self.asked.append(asked)
+        return super()._answer(asked)
 
     def again(self, states: State) -> None:
         """Start the chain that `begin` settled once more."""

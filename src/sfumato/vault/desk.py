@@ -17,7 +17,7 @@ from sfumato.protocol.questions import (
     LANGEVIN,
     WALK,
     Agreed,
-    Correction,
+    Linear,
     Naming,
     Question,
     Ratio,
@@ -166,7 +166,7 @@ class Desk:
                 "kernel='langevin' needs an exponential family in its natural parameter, such as sf.families.Bernoulli()."
             )
         query = statistic_sum(study.family, matrix, terms.proposal_gamma, self.n)
-        total, copies = engine.sum(query), terms.copies is True
+        total, copies = engine.sum(query), terms.copies
         # No pass over the records a round: OpenDP's sampler would be all that one waits for.
         pools = [NoisePool(self._noise(first, dim, 1)), NoisePool(self._noise(second, dim if copies else 1, 1))]
         sigmas = [terms.proposal_sigma, terms.sigma] if copies else [terms.proposal_sigma]
@@ -175,7 +175,7 @@ class Desk:
         }
         if not copies:
             scalars = langevin_scalars(query, terms.sigma, terms.gamma, self.n, terms.proposal_sigma)
-            rounds[Correction] = LinearRounds(scalars, total, chains, pools[1])
+            rounds[Linear] = LinearRounds(scalars, total, chains, pools[1])
         return Agreed(middle=query.box.middle.tolist()), rounds
 
     def answer(self, query_id: str, question: Question) -> Reply:
@@ -323,7 +323,7 @@ def _check_terms(terms: Terms, n: int) -> None:
     _check_noise("sigma", terms.sigma, terms.gamma, n)
     if terms.kernel == LANGEVIN:
         _check_noise("proposal_sigma", terms.proposal_sigma, terms.proposal_gamma, n)
-    if terms.copies is True and (terms.kernel != LANGEVIN or terms.centre or terms.gamma != terms.proposal_gamma):
+    if terms.copies and (terms.kernel != LANGEVIN or terms.centre or terms.gamma != terms.proposal_gamma):
         raise InvalidInput(
             "second copies are for Langevin on a family, whose corrections are linear in the statistic, and are counted on the "
             "lattice of the first."

@@ -164,12 +164,15 @@ class Vault:
             sigma=float(sigma),
             centre=[] if centre is None else np.asarray(centre, float).tolist(),
         )
+        return self._answer(asked)
+
+    def _answer(self, asked: Release) -> np.ndarray:
         quote, query = quote_release(self._engine, self._study.model.dim, asked, self._noise)
         block = self._account.reserve(quote.quanta)
         answer = np.array(quote.answer().numbers, np.int64).astype(np.float64) * query.gamma + self.n * query.centre
         block.settle(quote.quanta)
-        if what not in self._released:  # it was compiled
-            self._released.add(what)
+        if asked.what not in self._released:  # it was compiled
+            self._released.add(asked.what)
             release_memory(code=self._large)
         return answer
 

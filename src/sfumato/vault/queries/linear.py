@@ -23,7 +23,7 @@ from sfumato.kernel import Heard, Langevin, Move, State
 from sfumato.kernel.loop import Priced
 from sfumato.model import Model
 from sfumato.privacy.budget import cost_quanta
-from sfumato.protocol.questions import Correction
+from sfumato.protocol import questions
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Fresh
 from sfumato.vault.closed import closed
@@ -218,7 +218,7 @@ class LinearRounds:
         with x64():
             self._total = jax.device_put(total)
 
-    def quote(self, question: Correction, covered: int) -> Quote:
+    def quote(self, question: questions.Linear, covered: int) -> Quote:
         """Price the scalars."""
         asked = flags_of(question.asked, self._chains)
         direction = numbers_of("direction", question.direction, self._chains, self._dim)
