@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from sfumato.owners.remote import connect
     from sfumato.planner import Plan
     from sfumato.privacy import gdp
+    from sfumato.run.estimate import Estimate
+    from sfumato.run.estimating import estimate
     from sfumato.run.result import Run, StopReason, load
     from sfumato.run.sampling import plan, resume, sample
     from sfumato.vault.ledger import Ledger
@@ -31,6 +33,7 @@ _HOME = {
     "connect": "owners.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
     "Model": "model", "from_pymc": "model", "Owner": "owners.owner", "Plan": "planner", "RayTable": "vault.ray_table",
+    "Estimate": "run.estimate", "estimate": "run.estimating",
     "Run": "run.result", "StopReason": "run.result", "load": "run.result",
     "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
     "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "bounds",
@@ -46,6 +49,7 @@ __all__ = [
     "Bundle",
     "Categories",
     "Clip",
+    "Estimate",
     "Integers",
     "Interval",
     "Ledger",
@@ -62,6 +66,7 @@ __all__ = [
     "certify",
     "connect",
     "errors",
+    "estimate",
     "families",
     "from_pymc",
     "gdp",

@@ -343,9 +343,8 @@ def make_plan(
     max_iterations = iteration_limit(study, max_iterations)
     check_counts(n, chains, max_iterations, kernel, pilot_fraction(study, pilot_share))
     shown = None if example is None else synthetic.given(study.domain, example)
-    with jax.enable_x64(True):
-        centre, origin = _centre(study.model, guess)
-        picture = forecast.assumed_picture(study.model, study.domain, n, centre, shown, origin)
+    picture = first_picture(study, n, guess, example)
+    centre, origin = picture.centre, picture.origin
     made_up = (
         "records uniform over the domain" if study.model.sample_records is None else "records drawn from the family"
     )
@@ -557,6 +556,16 @@ def check_counts(n: int, chains: int, max_iterations: int, kernel: str, pilot_sh
         raise InvalidInput(f"kernel must be one of {', '.join(KERNEL_NAMES)}, got {kernel!r}.")
     if not 0 <= pilot_share < 1:
         raise InvalidInput(f"pilot_share must lie in [0, 1), got {pilot_share!r}.")
+
+
+def first_picture(
+    study: Study, n: int, guess: Mapping[str, Any] | None, example: Mapping[str, Any] | None
+) -> forecast.Picture:
+    """The public picture that everything starts from: a guess or a point of the prior, and the scale that made-up records have."""
+    shown = None if example is None else synthetic.given(study.domain, example)
+    with jax.enable_x64(True):
+        centre, origin = _centre(study.model, guess)
+        return forecast.assumed_picture(study.model, study.domain, n, centre, shown, origin)
 
 
 def _centre(model: Model, guess: Mapping[str, Any] | None) -> tuple[np.ndarray, str]:
