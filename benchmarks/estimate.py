@@ -39,6 +39,7 @@ from sfumato.planner.pilot import summit
 from sfumato.planner.placing import place
 from sfumato.planner.plan import budget_mu, first_picture
 from sfumato.planner.reach import Search, diameter
+from sfumato.run.estimate import drawn
 from sfumato.study.target import Study, make_study
 
 DELTA = 1e-6
@@ -202,10 +203,10 @@ def one(cell: Cell, seed: int, number: int, straight: bool) -> Made:
         )
         silent = synthetic.silent(model, study.domain, placed.asked[-1].theta)
         found = local_normal.answer(
-            model, study.domain, local_normal.hear(placed.asked, silent), straight=straight, seed=number
+            model, study.domain, cell.n, local_normal.hear(placed.asked, silent), straight=straight, seed=number
         )
         seconds = time.process_time() - began
-        theta = found.theta[found.draw(4000, number)]
+        theta = found.theta[drawn(found.weight, 4000, number)]
         low, high = np.quantile(theta, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         mode, covariance = posterior(study, table, truth)
         sd = np.sqrt(np.diag(covariance))

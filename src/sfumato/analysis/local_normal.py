@@ -1,20 +1,24 @@
-r"""The posterior given noisy scores and information: p(theta given everything that a pilot released), for any model.
+r"""The posterior given a noisy score and the information: p(theta given what a pilot released), for any model.
 
-Let :math:`S(\theta_k) = \sum_i \nabla\ell(y_i, \theta_k)` be the score where it was asked, and J the information. Near the place,
-given theta, :math:`S(\theta_k)` is normal with mean :math:`J(\theta - \theta_k)` and covariance J (local asymptotic normality), and
-what was released is that plus noise of known covariance :math:`V_k`. So
+Let :math:`S = \sum_i \nabla\ell(y_i, \theta^*)` be the score at the place, and J the information. Near the place, given theta, S is
+normal with mean :math:`J(\theta - \theta^*)` and covariance J (local asymptotic normality), and what was released is that plus
+noise of known covariance V. So
 
 .. math:: p(\theta \mid \text{released}) \propto \eta(\theta)\,
-    N\bigl((\hat S_k)_k;\ (\hat J d_k(\theta))_k,\ (J + 1_{k=l}V_k + T_{kl}(\theta))_{kl}\bigr).
+    N\bigl(\hat S;\ \hat J d(\theta),\ J + V + T(\theta)\bigr).
 
 * The prior is taken as it is. As V grows the answer tends to the prior. (The naive :math:`\Sigma + \Sigma V\Sigma` does not.)
-* The noise of the released information enters. In coordinates in which it has independent noise of size :math:`\tau` (a
-  symmetric matrix E), the mean is off by :math:`E d_k`, and this is normal, too:
-  :math:`T_{kl} = \tfrac{\tau^2}{2}\bigl(d_k^\top d_l\, I + d_l d_k^\top\bigr)`. Nothing has to be drawn for it.
-* The distance :math:`d_k(\theta)` is :math:`\theta - \theta_k` for a normal posterior. Where a budget is small the posterior is wide, and
-  the mean of a score is no straight line over its width. Its shape is taken from made-up records, :math:`d_k(\theta) = B_k^{-1}
-  n\,E_\theta[s(Y, \theta_k)]` with :math:`B_k` the slope of that mean at :math:`\theta_k`, and only its slope there is the
-  records' own. The covariance follows in the same way, :math:`J^{1/2}\Gamma(\theta)J^{1/2}`, :math:`\Gamma` one at the place.
+* The noise of the released information enters. In coordinates in which it is independent, of size :math:`\tau` (a symmetric
+  matrix E), the mean is off by :math:`Ed`, which is normal, too:
+  :math:`T = \tfrac{\tau^2}{2}\bigl(\lVert d\rVert^2 I + dd^\top\bigr)`. Nothing has to be drawn for it.
+* The distance :math:`d(\theta)` is :math:`\theta - \theta^*` for a normal posterior. Where a budget is small the answer is wide, and the
+  mean of a score is no straight line over its width. Its shape is taken from made-up records,
+  :math:`d(\theta) = B^{-1}E_\theta[s(Y, \theta^*)]` with B the slope of that mean at the place; only the slope is the records' own.
+  The made-up covariates are reweighted, by as little as makes their information that which was released (`_tilt`).
+  The covariance follows in the same way, :math:`J^{1/2}\Gamma(\theta)J^{1/2}`, :math:`\Gamma` one at the place.
+
+Scores from the way to the place are left out. They cost a small part of the budget, and from far away they say more about the
+bend between there and here than about theta: with them, 90 % intervals covered less (75 % in place of 84 %, logistic, n = 500).
 
 It is an **approximation**, and labelled so wherever it is shown. Being post-processing, it costs nothing.
 """
@@ -26,31 +30,31 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import minimize
 from scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
 from sfumato.domain import Domain
 from sfumato.model import Model
-from sfumato.model.derivatives import triangle_to_matrix
+from sfumato.model.derivatives import matrix_to_triangle, triangle_to_matrix
 from sfumato.planner import compiled, forecast, synthetic
 from sfumato.planner.pilot import summit
 from sfumato.planner.placing import Asked
 
 Array: TypeAlias = Any
 
-NEAR = 6.0
-"""Standard deviations of the answer (root mean square): a score that was asked further away is left out."""
-MOST_SCORES = 3
-"""Scores that are used together, the last ones; those before cost next to nothing and say as much."""
-ANCHORS = 8
-"""Parameters at which outcomes are made up: draws of the first normal answer."""
-RECORDS = 256
+ANCHORS, PRIOR_ANCHORS = 7, 5
+"""Parameters at which outcomes are made up: the place and draws of the first normal answer; draws of the prior, should that be far off."""
+RECORDS = 384
 """Made-up records at each of them."""
 ENOUGH = 1500.0
 """Effective points of a population that is as good as wanted."""
 LEAST = 400.0
 """The same below which NUTS takes over."""
 _ROUND, _ROUNDS, _FREEDOM = 1500, 6, 5.0
+MOST_TILTED = 120
+"""Entries of the information up to which made-up covariates are reweighted to match it."""
+_REDRAWN, _LEAST_ROUGH, _CARRIED = 4, 0.05, 0.05
 _BATCH = 50  # points whose densities are computed together
 _FLOOR = 0.02  # smallest eigenvalue of the whitened information that is believed
 
@@ -63,13 +67,13 @@ class Heard(NamedTuple):
     loud
         Coordinates of theta that records speak of. Of the others (a hierarchy's hyperparameters) the score is zero.
     root
-        R: a score becomes :math:`R^\top s`, a distance :math:`R^{-1}(\theta - \theta_k)`.
+        R: a score becomes :math:`R^\top s`, a distance :math:`R^{-1}(\theta - \theta^*)`.
     theta
-        Where each score was asked, shape (k, d).
+        The place.
     score, noise
-        The whitened scores, shape (k, l), and the covariances of their noises, (k, l, l).
+        The whitened score, and the covariance of its noise.
     information, roughness
-        The whitened information, (l, l), and the standard deviation of its noise.
+        The whitened information, and the standard deviation of its noise.
     """
 
     loud: np.ndarray
@@ -88,64 +92,41 @@ class Population(NamedTuple):
     weight: np.ndarray
     effective: float
 
-    def draw(self, size: int, seed: int) -> np.ndarray:
-        """Indices of points drawn by weight: a systematic sample in random order."""
-        rng = np.random.default_rng(seed)
-        places = (np.arange(size) + rng.random()) / size
-        found = np.searchsorted(np.cumsum(self.weight), places, side="right")
-        return rng.permutation(np.minimum(found, len(self.weight) - 1))
-
 
 # -- from releases to a measurement ---------------------------------------------------------------------------------------
 
 
 def hear(asked: Sequence[Asked], silent: np.ndarray, *, information: np.ndarray | None = None) -> Heard:
-    """What the releases say.
+    """What the last gradient and the last information say.
 
     Parameters
     ----------
     asked
-        In order; the last gradient is the one that counts most, the last information the one that is used.
+        All releases, in order.
     silent
         Coordinates that no record speaks of.
     information
         Of all records, where it is known without asking: then no released one is used.
     """
     loud = ~silent
-    scores = [release for release in asked if release.what == "gradient"]
-    told = [release for release in asked if release.what != "gradient"]
-    last = scores[-1] if information is not None else told[-1]
-    root, turn = _loud_root(last.matrix, loud)
+    last = [release for release in asked if release.what == "gradient"][-1]
     if information is None:
-        whitened, rough = turn.T @ triangle_to_matrix(last.answer, len(last.matrix)) @ turn, float(last.sigma)
+        told = [release for release in asked if release.what != "gradient"][-1]
+        root, turn = _loud_root(told.matrix, loud)
+        whitened, rough = turn.T @ triangle_to_matrix(told.answer, len(told.matrix)) @ turn, float(told.sigma)
     else:
+        root, _ = _loud_root(last.matrix, loud)
         whitened, rough = root.T @ information[np.ix_(loud, loud)] @ root, 0.0
-    heard = [_heard_score(release, loud, root) for release in scores[-MOST_SCORES:]]
-    near = [i for i, release in enumerate(scores[-MOST_SCORES:]) if _is_near(release, last, scores[-1], root, loud)]
-    kept = sorted({*near, len(heard) - 1})
-    return Heard(
-        loud, root, np.stack([scores[-MOST_SCORES:][i].theta for i in kept]), np.stack([heard[i][0] for i in kept]),
-        np.stack([heard[i][1] for i in kept]), _positive(whitened, rough), rough,
-    )  # fmt: skip
+    own, turn = _loud_root(last.matrix, loud)
+    change = np.linalg.solve(own, root).T  # from the score's own whitened coordinates to those of the information
+    score, noise = change @ (turn.T @ last.answer), last.sigma**2 * change @ change.T
+    return Heard(loud, root, last.theta, score, noise, _positive(whitened, rough), rough)
 
 
 def _loud_root(matrix: np.ndarray, loud: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    r"""R and Q with :math:`A^\top s = QR^\top s_{loud}`: the silent part of s is zero, so :math:`Q^\top` of an answer says it all."""
+    r"""R and Q with :math:`A^\top s = QR^\top s_{loud}`: the silent part of s is zero, so :math:`Q^\top` of an answer says all."""
     turn, upper = np.linalg.qr(matrix[loud].T)
     return np.asarray(upper.T), np.asarray(turn)
-
-
-def _heard_score(release: Asked, loud: np.ndarray, root: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    own, turn = _loud_root(release.matrix, loud)
-    change = np.linalg.solve(own, root).T  # from its own whitened coordinates to those of the information
-    return change @ (turn.T @ release.answer), release.sigma**2 * change @ change.T
-
-
-def _is_near(release: Asked, information: Asked, last: Asked, root: np.ndarray, loud: np.ndarray) -> bool:
-    """Whether a score was asked so near to the last one that the two can be told together."""
-    away = np.linalg.solve(root, (release.theta - last.theta)[loud])
-    noise = 1.0 + last.sigma**2  # of the answer, in posterior variances
-    return bool(np.mean(away**2) < NEAR**2 * noise and release.sigma < 10 * last.sigma)
 
 
 def _positive(whitened: np.ndarray, rough: float) -> np.ndarray:
@@ -157,17 +138,17 @@ def _positive(whitened: np.ndarray, rough: float) -> np.ndarray:
 def normal_answer(model: Model, heard: Heard) -> tuple[np.ndarray, np.ndarray]:
     r"""Mode and covariance of the answer for straight means: precision :math:`P + J(J + V)^{-1}J`, the prior as it is.
 
-    Only the last score is used: it is for anchors and first proposals.
+    Without the noise of the information, and for straight means: it is for anchors and first proposals.
     """
-    dim, here = len(heard.loud), heard.theta[-1]
+    dim = len(heard.loud)
     back = np.linalg.inv(heard.root)
-    spread = heard.information + heard.noise[-1]
+    spread = heard.information + heard.noise
     gain = np.linalg.solve(spread, heard.information)
     precision, slope = np.zeros((dim, dim)), np.zeros(dim)
     inside = np.ix_(heard.loud, heard.loud)
     precision[inside] = back.T @ (heard.information @ gain) @ back
-    slope[heard.loud] = back.T @ (gain.T @ heard.score[-1])
-    mode = summit(model, here, slope, (precision + precision.T) / 2)
+    slope[heard.loud] = back.T @ (gain.T @ heard.score)
+    mode = summit(model, heard.theta, slope, (precision + precision.T) / 2)
     total = forecast.positive(precision + forecast.prior_precision(model, mode))
     return mode, forecast.safe_inverse(total)
 
@@ -185,7 +166,7 @@ class MadeUp(NamedTuple):
     log_drawn
         Log density of each outcome under the mixture that it was drawn from.
     scores
-        Whitened score of each record at every place where a score was asked, shape (k, records, l).
+        Whitened score of each record at the place.
     """
 
     batch: dict[str, np.ndarray]
@@ -193,28 +174,69 @@ class MadeUp(NamedTuple):
     scores: np.ndarray
 
 
-def make_up(model: Model, domain: Mapping[str, Domain], heard: Heard, seed: int = 0) -> MadeUp | None:
+def make_up(model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, seed: int = 0) -> MadeUp | None:
     """Records drawn at parameters all over the first normal answer; None where the model cannot make records."""
     if model.sample_records is None and (
         model.observations is None
-        or not synthetic.observed_columns(model, heard.theta[-1], synthetic.uniform(model, domain, heard.theta[-1]))
+        or not synthetic.observed_columns(model, heard.theta, synthetic.uniform(model, domain, heard.theta))
     ):
         return None
     mode, covariance = normal_answer(model, heard)
     rng, root = np.random.default_rng(seed), np.linalg.cholesky(covariance)
-    anchors = [heard.theta[-1], *(mode + root @ rng.standard_normal(len(mode)) * 1.3 for _ in range(ANCHORS - 1))]
+    anchors = [heard.theta, *(mode + root @ rng.standard_normal(len(mode)) * 1.3 for _ in range(ANCHORS - 1))]
+    anchors += list(compiled.prior_draws(model)[rng.integers(0, 1000, PRIOR_ANCHORS)])
     density = compiled.prior_density(model)
-    anchors = [theta for theta in anchors if np.isfinite(float(density(theta)))] or [heard.theta[-1]]
+    anchors = [theta for theta in anchors if np.isfinite(float(density(theta)))] or [heard.theta]
     drawn = [synthetic.uniform(model, domain, theta, size=RECORDS, seed=i) for i, theta in enumerate(anchors)]
     batch = {name: np.concatenate([np.asarray(one[name]) for one in drawn]) for name in drawn[0]}
     each = np.stack([np.asarray(_log_likelihoods(model)(theta, batch)) for theta in anchors])
     log_drawn = logsumexp(each, axis=0) - np.log(len(anchors))
-    scores = np.stack([np.asarray(compiled.scores(model)(theta, batch))[:, heard.loud] for theta in heard.theta])
-    good = np.isfinite(log_drawn) & np.isfinite(scores).all(axis=(0, 2))
+    log_drawn = log_drawn - _tilt(model, domain, n, heard, batch)
+    scores = np.asarray(compiled.scores(model)(heard.theta, batch))[:, heard.loud]
+    good = np.isfinite(log_drawn) & np.isfinite(scores).all(axis=1)
     if good.sum() < len(good) / 2:
         return None
     log_drawn = np.where(good, log_drawn, np.inf)
     return MadeUp(batch, log_drawn, np.where(good[:, None], scores, 0.0) @ heard.root)
+
+
+def _tilt(model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, batch: Mapping[str, Any]) -> np.ndarray:
+    r"""Log weights of made-up records with which their information is that of the records.
+
+    Of all weights :math:`w_j \propto e^{\lambda^\top f_j}`, :math:`f_j` a record's information at the place, those that minimise
+    :math:`\log\tfrac1m\sum_j e^{\lambda^\top nf_j} - \lambda^\top\hat J + \tfrac{\tau^2}{2}\lVert\lambda\rVert^2`: the least change that
+    explains :math:`\hat J` as far as its noise lets it. Outcomes are averaged over, so that covariates alone are reweighted.
+    """
+    dim, size = len(heard.loud), len(batch[next(iter(batch))])
+    rows, columns = np.triu_indices(dim)
+    spoken = heard.loud[rows] & heard.loud[columns]
+    if model.sample_records is not None or spoken.sum() > MOST_TILTED:
+        return np.zeros(size)
+    matrix = np.zeros((dim, dim))
+    matrix[np.ix_(heard.loud, heard.loud)] = heard.root
+    drawn = [synthetic.with_outcomes(model, domain, heard.theta, dict(batch), seed) for seed in range(_REDRAWN)]
+    each = np.mean(
+        [np.asarray(compiled.vectors(model, "information")(heard.theta, matrix, one)) for one in drawn], axis=0
+    )
+    features = n * np.nan_to_num(each[:, spoken])
+    wanted, noise = matrix_to_triangle(heard.information), max(heard.roughness, _LEAST_ROUGH)
+    for _ in range(8):
+        log_weight = features @ _least_tilt(features, wanted, noise)
+        log_weight = log_weight - logsumexp(log_weight) + np.log(size)
+        if np.exp(2 * np.log(size) - logsumexp(2 * log_weight)) > _CARRIED * size:
+            return np.asarray(log_weight)
+        noise *= 2
+    return np.zeros(size)
+
+
+def _least_tilt(features: np.ndarray, wanted: np.ndarray, noise: float) -> np.ndarray:
+    def dual(tilt: np.ndarray) -> tuple[float, np.ndarray]:
+        log_weight = features @ tilt
+        top = float(logsumexp(log_weight))
+        mean = np.exp(log_weight - top) @ features
+        return top - float(tilt @ wanted) + noise**2 * float(tilt @ tilt) / 2, mean - wanted + noise**2 * tilt
+
+    return np.asarray(minimize(dual, np.zeros(len(wanted)), jac=True, method="L-BFGS-B").x)
 
 
 @lru_cache(maxsize=16)
@@ -242,26 +264,22 @@ class _Constants(NamedTuple):
 
 
 def _constants(model: Model, heard: Heard, made: MadeUp | None) -> _Constants:
-    loud = np.flatnonzero(heard.loud)
+    loud, size = np.flatnonzero(heard.loud), len(heard.root)
     root = np.linalg.cholesky(heard.information)
-    shape = (len(heard.theta), len(loud))
-    empty = np.zeros((shape[0], 0, shape[1]))
     fixed = (loud, np.linalg.inv(heard.root), heard.theta, heard.score, heard.noise, heard.information, root)
+    rough = np.array(heard.roughness)
     if made is None:
-        eye = np.stack([np.eye(shape[1])] * shape[0])
-        return _Constants(*fixed, np.array(heard.roughness), {}, np.zeros(0), empty, np.zeros(shape), eye, eye[0])
-    middles, unbends, whiten = [], [], np.eye(shape[1])
-    for place, scores in zip(heard.theta, made.scores, strict=True):
-        weight = _weights(np.asarray(_log_likelihoods(model)(place, made.batch)), made.log_drawn)
-        middle = weight @ scores
-        apart = scores - middle
-        # The slope of the mean of s under theta, at the place: the covariance of s with itself.
-        covariance = (weight[:, None] * apart).T @ apart
-        middles.append(middle)
-        unbends.append(np.linalg.inv(forecast.positive(covariance)))
-        whiten = np.linalg.inv(np.linalg.cholesky(forecast.positive(covariance)))
+        return _Constants(
+            *fixed, rough, {}, np.zeros(0), np.zeros((0, size)), np.zeros(size), np.eye(size), np.eye(size)
+        )
+    weight = _weights(np.asarray(_log_likelihoods(model)(heard.theta, made.batch)), made.log_drawn)
+    middle = weight @ made.scores
+    apart = made.scores - middle
+    # The slope of the mean of s under theta, at the place, is the covariance of s with itself.
+    covariance = forecast.positive((weight[:, None] * apart).T @ apart)
+    whiten = np.linalg.inv(np.linalg.cholesky(covariance))
     return _Constants(
-        *fixed, np.array(heard.roughness), made.batch, made.log_drawn, made.scores, np.stack(middles), np.stack(unbends), whiten
+        *fixed, rough, made.batch, made.log_drawn, made.scores, middle, np.linalg.inv(covariance), whiten
     )  # fmt: skip
 
 
@@ -284,28 +302,19 @@ def _densities(model: Model, bends: bool) -> Callable[[Array, _Constants], Array
 
 
 def _log_density(model: Model, bends: bool, theta: Array, c: _Constants) -> Array:
-    number, size = c.score.shape
     if bends:
         log_weight = jax.vmap(model.log_likelihood, (None, 0))(theta, c.batch) - c.log_drawn
-        log_weight = jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf)
-        weight = jax.nn.softmax(log_weight)
-        means = jnp.einsum("r,krl->kl", weight, c.scores)
-        away = jnp.einsum("klm,km->kl", c.unbend, means - c.middle)
-        apart = (c.scores[-1] - means[-1]) @ c.whiten.T
-        shape = (weight[:, None] * apart).T @ apart
-        spread = c.root_information @ shape @ c.root_information.T
+        weight = jax.nn.softmax(jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf))
+        mean = weight @ c.scores
+        away = c.unbend @ (mean - c.middle)
+        apart = (c.scores - mean) @ c.whiten.T
+        spread = c.root_information @ ((weight[:, None] * apart).T @ apart) @ c.root_information.T
     else:
-        away = (theta - c.theta)[:, c.loud] @ c.back.T
+        away = c.back @ (theta - c.theta)[c.loud]
         spread = c.information
-    mean = away @ c.information
-    cross = away @ away.T
-    rough = (
-        c.rough**2 / 2 * (cross[:, :, None, None] * jnp.eye(size) + away[None, :, :, None] * away[:, None, None, :])
-    )  # [k, l] block: d_k.d_l I + d_l d_k'
-    own = jnp.eye(number)[:, :, None, None] * c.noise[:, None]
-    covariance = (spread + own + rough).transpose(0, 2, 1, 3).reshape(number * size, number * size)
-    root = jnp.linalg.cholesky((covariance + covariance.T) / 2)
-    left = jax.scipy.linalg.solve_triangular(root, (c.score - mean).reshape(-1), lower=True)
+    rough = c.rough**2 / 2 * ((away @ away) * jnp.eye(len(away)) + jnp.outer(away, away))
+    root = jnp.linalg.cholesky(spread + c.noise + rough)
+    left = jax.scipy.linalg.solve_triangular(root, c.score - c.information @ away, lower=True)
     value = model.log_prior(theta) - left @ left / 2 - jnp.sum(jnp.log(jnp.diag(root)))
     return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
@@ -314,7 +323,7 @@ def _log_density(model: Model, bends: bool, theta: Array, c: _Constants) -> Arra
 
 
 def answer(
-    model: Model, domain: Mapping[str, Domain], heard: Heard, *, seed: int = 0, straight: bool = False
+    model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, *, seed: int = 0, straight: bool = False
 ) -> Population:
     """Points of the posterior given what was heard: importance sampling that adapts, NUTS where that does not do.
 
@@ -323,7 +332,7 @@ def answer(
     straight
         Take means of scores as straight lines, whatever the model.
     """  # fmt: skip
-    made = None if straight else make_up(model, domain, heard, seed)
+    made = None if straight else make_up(model, domain, n, heard, seed)
     constants = jax.tree.map(jnp.asarray, _constants(model, heard, made))
     bends = made is not None
 

@@ -24,7 +24,7 @@ FINDING = 0.18
 """Share of the budget that finds the place."""
 FINDING_AT_MOST = 0.3
 """The same for a pilot that is surprised and looks again."""
-LOOKING = 0.1
+LOOKING = 0.15
 """Share of the budget for the information at the place, at the most."""
 CLEAR = 0.03
 """Spectral noise of the whitened information that is worth paying for: it enters the answer times the distance to the place."""

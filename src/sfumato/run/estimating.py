@@ -214,7 +214,7 @@ def _answer(study: Study, n: int, placed: Placed, clamped: bool, seed: int) -> t
         )
     known = _known_information(study, n, placed) if knows_information(study) else None
     heard = local_normal.hear(placed.asked, silent, information=known)
-    found_points = local_normal.answer(model, study.domain, heard, seed=seed)
+    found_points = local_normal.answer(model, study.domain, n, heard, seed=seed)
     theta, weight = found_points.theta, found_points.weight
     with jax.enable_x64(True):
         sites = jax.jit(jax.vmap(model.constrain))(jnp.asarray(theta))
