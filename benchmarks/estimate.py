@@ -7,8 +7,8 @@ the prior, a table from the truth, and an estimate is made as `sf.estimate` make
 of the cases in each cell, and in 89 to 91 % of all (beyond chance: a cell's share has a standard error of its own, printed). The
 error is compared with that of the one-shot limit: a single release of the score, at the mode, with the whole budget.
 
-A release is simulated: an exact sum over the table and NumPy's normal noise. The vault's own sums, noise and charges have tests of
-their own. The price of every release is added up all the same, and an estimate that passes its budget ends the benchmark.
+A release is simulated: an exact sum over the table and NumPy's normal noise. The vault's own sums, noise and charges have tests
+of their own. The price of every release is added up all the same, and an estimate that passes its budget ends the benchmark.
 """
 
 import argparse
@@ -202,9 +202,9 @@ def one(cell: Cell, seed: int, number: int, straight: bool) -> Made:
             model, study.domain, cell.n, picture.centre, 0.999 * mu**2, release, covariance=picture.covariance
         )
         silent = synthetic.silent(model, study.domain, placed.asked[-1].theta)
-        found = local_normal.answer(
-            model, study.domain, cell.n, local_normal.hear(placed.asked, silent), straight=straight, seed=number
-        )
+        assumed = local_normal.assumed_information(model, study.domain, cell.n, placed.asked[-1].theta)
+        heard = local_normal.hear(placed.asked, silent, assumed=assumed)
+        found = local_normal.answer(model, study.domain, cell.n, heard, straight=straight, seed=number)
         seconds = time.process_time() - began
         theta = found.theta[drawn(found.weight, 4000, number)]
         low, high = np.quantile(theta, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
@@ -238,10 +238,13 @@ def posterior(study: Study, table: dict[str, np.ndarray], start: np.ndarray) -> 
 # -- all of them ----------------------------------------------------------------------------------------------------------------
 
 
-HEADER = f"{'cell':<32}{'sets':>5}{'limit':>8}{'covered':>9}{'+-':>6}{'width':>7}{'error':>7}{'/limit':>7}{'prior':>7}{'off':>6}{'!':>4}{'eff':>7}{'s':>6}"
-LEGEND = """limit: one-shot limit, median. covered: share of 90 % intervals with the truth in them. width: of intervals, beside those without
-privacy. error: of the mean, in posterior sds without privacy (rms); /limit: over limit^(-1/2), but no more than what the prior leaves
-open. prior: posterior over prior sd. !: surprises. eff: effective points, the least."""
+HEADER = (
+    f"{'cell':<32}{'sets':>5}{'limit':>8}{'covered':>9}{'+-':>6}{'width':>7}{'error':>7}{'/limit':>7}{'prior':>7}{'off':>6}"
+    f"{'!':>4}{'eff':>7}{'s':>6}"
+)
+LEGEND = """limit: one-shot, median. covered: share of 90 % intervals with the truth in them. width: of intervals, beside those
+without privacy. error: of the mean, in posterior sds without privacy; /limit: over limit^(-1/2). prior: posterior
+over prior sd. off: length of the last gradient. !: surprises. eff: effective points, the least. s: processor seconds."""
 
 
 class Row(NamedTuple):

@@ -66,7 +66,9 @@ def test_rough_information_enters_as_if_it_were_integrated_out(study):
     """Twenty percent of noise in the information, the place three posterior standard deviations off: by quadrature."""
     information, rough, noise, score = 400.0, 80.0, 2.0, 60.0
     mean, sd = moments(study, heard(score, noise, information, rough), straight=True)
-    theta, slope = np.meshgrid(np.linspace(-1, 2, 3001), np.linspace(information - 6 * rough, information + 6 * rough, 601))
+    theta, slope = np.meshgrid(
+        np.linspace(-1, 2, 3001), np.linspace(information - 6 * rough, information + 6 * rough, 601)
+    )
     log = -((score - slope * theta) ** 2) / (2 * (information + noise**2)) - (slope - information) ** 2 / (2 * rough**2)
     weight = np.exp(log - theta**2 / (2 * PRIOR_SD**2))
     weight /= weight.sum()

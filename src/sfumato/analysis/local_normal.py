@@ -1,7 +1,7 @@
 r"""The posterior given a noisy score and the information: p(theta given what a pilot released), for any model.
 
-Let :math:`S = \sum_i \nabla\ell(y_i, \theta^*)` be the score at the place, and J the information. Near the place, given theta, S is
-normal with mean :math:`J(\theta - \theta^*)` and covariance J (local asymptotic normality), and what was released is that plus
+Let :math:`S = \sum_i \nabla\ell(y_i, \theta^*)` be the score at the place, and J the information. Near the place, given theta,
+S is normal with mean :math:`J(\theta - \theta^*)` and covariance J (local asymptotic normality). What was released is that plus
 noise of known covariance V. So
 
 .. math:: p(\theta \mid \text{released}) \propto \eta(\theta)\,
@@ -11,9 +11,10 @@ noise of known covariance V. So
 * The noise of the released information enters. In coordinates in which it is independent, of size :math:`\tau` (a symmetric
   matrix E), the mean is off by :math:`Ed`, which is normal, too:
   :math:`T = \tfrac{\tau^2}{2}\bigl(\lVert d\rVert^2 I + dd^\top\bigr)`. Nothing has to be drawn for it.
-* The distance :math:`d(\theta)` is :math:`\theta - \theta^*` for a normal posterior. Where a budget is small the answer is wide, and the
-  mean of a score is no straight line over its width. Its shape is taken from made-up records,
-  :math:`d(\theta) = B^{-1}E_\theta[s(Y, \theta^*)]` with B the slope of that mean at the place; only the slope is the records' own.
+* The distance :math:`d(\theta)` is :math:`\theta - \theta^*` for a normal posterior. Where a budget is small the answer is wide,
+  and the mean of a score is no straight line over its width. Its shape is taken from made-up records,
+  :math:`d(\theta) = B^{-1}E_\theta[s(Y, \theta^*)]` with B the slope of that mean at the place; the slope alone is the
+  records' own.
   The made-up covariates are reweighted, by as little as makes their information that which was released (`_tilt`).
   The covariance follows in the same way, :math:`J^{1/2}\Gamma(\theta)J^{1/2}`, :math:`\Gamma` one at the place.
 
@@ -44,7 +45,7 @@ from sfumato.planner.placing import Asked
 Array: TypeAlias = Any
 
 ANCHORS, PRIOR_ANCHORS = 7, 5
-"""Parameters at which outcomes are made up: the place and draws of the first normal answer; draws of the prior, should that be far off."""
+"""Parameters at which outcomes are made up: the place and draws of the first normal answer; and draws of the prior."""
 RECORDS = 384
 """Made-up records at each of them."""
 ENOUGH = 1500.0
@@ -56,7 +57,7 @@ MOST_TILTED = 120
 """Entries of the information up to which made-up covariates are reweighted to match it."""
 _REDRAWN, _LEAST_ROUGH, _CARRIED = 4, 0.05, 0.05
 _BATCH = 50  # points whose densities are computed together
-_FLOOR = 0.02  # smallest eigenvalue of the whitened information that is believed
+_FLOOR = 1e-3  # smallest eigenvalue of the whitened information, beside the largest, that is believed
 
 
 class Heard(NamedTuple):
@@ -96,7 +97,13 @@ class Population(NamedTuple):
 # -- from releases to a measurement ---------------------------------------------------------------------------------------
 
 
-def hear(asked: Sequence[Asked], silent: np.ndarray, *, information: np.ndarray | None = None) -> Heard:
+def hear(
+    asked: Sequence[Asked],
+    silent: np.ndarray,
+    *,
+    information: np.ndarray | None = None,
+    assumed: np.ndarray | None = None,
+) -> Heard:
     """What the last gradient and the last information say.
 
     Parameters
@@ -107,6 +114,9 @@ def hear(asked: Sequence[Asked], silent: np.ndarray, *, information: np.ndarray 
         Coordinates that no record speaks of.
     information
         Of all records, where it is known without asking: then no released one is used.
+    assumed
+        Information of as many made-up records (`assumed_information`): what is believed, give or take its own size, where the
+        released one is mostly noise.
     """
     loud = ~silent
     last = [release for release in asked if release.what == "gradient"][-1]
@@ -117,14 +127,28 @@ def hear(asked: Sequence[Asked], silent: np.ndarray, *, information: np.ndarray 
     else:
         root, _ = _loud_root(last.matrix, loud)
         whitened, rough = root.T @ information[np.ix_(loud, loud)] @ root, 0.0
+    if assumed is not None and rough > 0:
+        whitened, rough = _together(whitened, rough, root.T @ assumed[np.ix_(loud, loud)] @ root)
     own, turn = _loud_root(last.matrix, loud)
     change = np.linalg.solve(own, root).T  # from the score's own whitened coordinates to those of the information
     score, noise = change @ (turn.T @ last.answer), last.sigma**2 * change @ change.T
     return Heard(loud, root, last.theta, score, noise, _positive(whitened, rough), rough)
 
 
+def assumed_information(model: Model, domain: Mapping[str, Domain], n: int, theta: np.ndarray) -> np.ndarray:
+    """Information of n made-up records."""
+    return np.asarray(n * forecast.mean_information(model, theta, synthetic.uniform(model, domain, theta)))
+
+
+def _together(whitened: np.ndarray, rough: float, assumed: np.ndarray) -> tuple[np.ndarray, float]:
+    """Released and assumed information by their precisions; the assumed one may be off by as much as it is."""
+    size = max(float(np.trace(assumed)) / len(assumed), 1e-300)
+    told, believed = rough**-2, size**-2
+    return (told * whitened + believed * assumed) / (told + believed), float((told + believed) ** -0.5)
+
+
 def _loud_root(matrix: np.ndarray, loud: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    r"""R and Q with :math:`A^\top s = QR^\top s_{loud}`: the silent part of s is zero, so :math:`Q^\top` of an answer says all."""
+    r"""R and Q with :math:`A^\top s = QR^\top s_{loud}`: the silent part of s is zero, so :math:`Q^\top` of an answer is all."""
     turn, upper = np.linalg.qr(matrix[loud].T)
     return np.asarray(upper.T), np.asarray(turn)
 
@@ -132,7 +156,7 @@ def _loud_root(matrix: np.ndarray, loud: np.ndarray) -> tuple[np.ndarray, np.nda
 def _positive(whitened: np.ndarray, rough: float) -> np.ndarray:
     """The information, positive: directions that drowned in noise keep what the noise leaves open."""
     values, vectors = np.linalg.eigh((whitened + whitened.T) / 2)
-    return np.asarray((vectors * np.maximum(values, max(_FLOOR, rough / 2))) @ vectors.T)
+    return np.asarray((vectors * np.maximum(values, max(_FLOOR * values.max(), rough / 2, 1e-300))) @ vectors.T)
 
 
 def normal_answer(model: Model, heard: Heard) -> tuple[np.ndarray, np.ndarray]:
@@ -204,8 +228,8 @@ def _tilt(model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, batc
     r"""Log weights of made-up records with which their information is that of the records.
 
     Of all weights :math:`w_j \propto e^{\lambda^\top f_j}`, :math:`f_j` a record's information at the place, those that minimise
-    :math:`\log\tfrac1m\sum_j e^{\lambda^\top nf_j} - \lambda^\top\hat J + \tfrac{\tau^2}{2}\lVert\lambda\rVert^2`: the least change that
-    explains :math:`\hat J` as far as its noise lets it. Outcomes are averaged over, so that covariates alone are reweighted.
+    :math:`\log\tfrac1m\sum_j e^{\lambda^\top nf_j} - \lambda^\top\hat J + \tfrac{\tau^2}{2}\lVert\lambda\rVert^2`: the least
+    change that explains :math:`\hat J` as far as its noise lets it. Outcomes are averaged over: covariates alone are reweighted.
     """
     dim, size = len(heard.loud), len(batch[next(iter(batch))])
     rows, columns = np.triu_indices(dim)
@@ -219,7 +243,10 @@ def _tilt(model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, batc
         [np.asarray(compiled.vectors(model, "information")(heard.theta, matrix, one)) for one in drawn], axis=0
     )
     features = n * np.nan_to_num(each[:, spoken])
-    wanted, noise = matrix_to_triangle(heard.information), max(heard.roughness, _LEAST_ROUGH)
+    wanted, noise = (
+        matrix_to_triangle(heard.information),
+        max(heard.roughness, _LEAST_ROUGH * float(np.trace(heard.information)) / len(heard.root)),
+    )
     for _ in range(8):
         log_weight = features @ _least_tilt(features, wanted, noise)
         log_weight = log_weight - logsumexp(log_weight) + np.log(size)

@@ -16,18 +16,20 @@ from sfumato.model import Model
 from sfumato.model.derivatives import triangle_to_matrix
 from sfumato.planner import forecast, synthetic
 from sfumato.planner.arrival import is_noise
-from sfumato.planner.compiled import prior_derivatives
+from sfumato.planner.compiled import prior_derivatives, prior_draws
 from sfumato.planner.pilot import Piloted, Release, information_kind, run_pilot
 from sfumato.planner.reach import Search
 
-FINDING = 0.18
+FINDING = 0.16
 """Share of the budget that finds the place."""
-FINDING_AT_MOST = 0.3
-"""The same for a pilot that is surprised and looks again."""
+FINDING_AT_MOST = 0.22
+"""The same for a pilot that is surprised, or would leave the place rough."""
 LOOKING = 0.15
 """Share of the budget for the information at the place, at the most."""
 CLEAR = 0.03
 """Spectral noise of the whitened information that is worth paying for: it enters the answer times the distance to the place."""
+LOST = 0.7
+"""Roughness of the search's information from which its place is no better than the public start."""
 _MARGIN = 1.0 + 2.0**-10
 
 
@@ -115,9 +117,11 @@ def place(
         model, domain, n, start, FINDING * mu_squared, recorded, known=known, covariance=covariance, bound=bound,
         others=others, most=FINDING_AT_MOST * mu_squared,
     )  # fmt: skip
-    search, theta = Search(model, [domain, *others]), np.clip(piloted.picture.centre, -bound, bound)
-    covariance = piloted.picture.covariance
-    root = np.linalg.cholesky(covariance)
+    search, picture = Search(model, [domain, *others]), piloted.picture
+    # A search that heard mostly noise whitens by noise.
+    lost = covariance is not None and picture.roughness > LOST
+    root = np.linalg.cholesky(covariance if lost and covariance is not None else picture.covariance)
+    theta = np.clip(start if lost else _drawn_back(model, start, picture), -bound, bound)
 
     def ask(what: str, matrix: np.ndarray, share: float, clear: float = 0.0) -> Asked:
         reach = search.reach(what, theta, matrix)
@@ -130,7 +134,16 @@ def place(
         looked = ask(information_kind(model, domain, theta), root, LOOKING, CLEAR / (2 * dim) ** 0.5)
         root = _sharper(model, theta, root, looked, synthetic.silent(model, domain, theta))
     last = ask("gradient", root, 1 - recorded.spent / mu_squared)
+    back = float(np.linalg.norm(np.linalg.solve(root, theta - picture.centre))) / len(theta) ** 0.5
+    piloted = piloted._replace(off_by=np.inf if lost else float(np.hypot(piloted.off_by, back)))
     return _judged(model, recorded, piloted, root, last, search, synthetic.silent(model, domain, theta))
+
+
+def _drawn_back(model: Model, start: np.ndarray, picture: forecast.Picture) -> np.ndarray:
+    """Where the search ended, drawn back towards the start as far as its own error exceeds what the prior leaves open."""
+    prior = np.diag(np.var(prior_draws(model), axis=0) + 1e-300)
+    noise = picture.error**2 * picture.covariance
+    return np.asarray(start + prior @ np.linalg.solve(prior + noise, picture.centre - start))
 
 
 def _judged(

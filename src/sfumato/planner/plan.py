@@ -561,7 +561,7 @@ def check_counts(n: int, chains: int, max_iterations: int, kernel: str, pilot_sh
 def first_picture(
     study: Study, n: int, guess: Mapping[str, Any] | None, example: Mapping[str, Any] | None
 ) -> forecast.Picture:
-    """The public picture that everything starts from: a guess or a point of the prior, and the scale that made-up records have."""
+    """The public picture that everything starts from: a guess or a point of the prior, and the scale of made-up records."""
     shown = None if example is None else synthetic.given(study.domain, example)
     with jax.enable_x64(True):
         centre, origin = _centre(study.model, guess)

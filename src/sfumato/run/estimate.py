@@ -23,7 +23,7 @@ CHAINS = 4
 MOSTLY_PRIOR = 0.8
 """Posterior over prior standard deviation from which a parameter is mostly prior."""
 FAR, TOO_FAR = 4.0, 8.0
-"""Distance of the place from the answer, in standard deviations of the answer (root mean square), that is worth a word, or too far."""
+"""Distance of the place from the answer, in standard deviations of the answer (rms), that is worth a word, or too far."""
 ROUGH = 0.7
 """Spectral noise of the whitened information that is worth a word."""
 FEW = 200.0
@@ -47,9 +47,8 @@ class Estimate:
     of_prior
         Posterior over prior standard deviation, by coordinate (unconstrained).
     about
-        How it was made: `off` (distance of the place from the answer in its standard deviations), `surprise`, `roughness` (spectral
-        noise of the whitened information), `limit` (one-shot limit, effective draws), `effective` (points), `share` (of the
-        budget that is spent).
+        How it was made: `off` (distance of the place from the answer in its standard deviations), `surprise`, `roughness`
+        (spectral noise of the whitened information), `limit` (one-shot limit, effective draws), `effective` (points).
     pilot
         Every release: what was asked, where, with which noise, and the answer.
     """
@@ -156,8 +155,8 @@ def judge(estimate: Estimate) -> Verdict:
     if off > TOO_FAR:
         level = "unusable"
         reasons.append(
-            f"The search for the place did not arrive: the score was asked {off:.2g} standard deviations from the answer, and says "
-            "nothing about so far a point. A guess= of where the parameters are would help."
+            f"The search for the place did not arrive: the score was asked {off:.2g} standard deviations from the answer, and "
+            "says nothing about so far a point. A guess= of where the parameters are would help."
         )
     objections = [
         (

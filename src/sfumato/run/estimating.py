@@ -22,7 +22,7 @@ from sfumato.families.base import Family
 from sfumato.kernel import PublicStream
 from sfumato.model import Model
 from sfumato.owners.rounds import Rounds
-from sfumato.planner import compiled, forecast, synthetic
+from sfumato.planner import compiled, synthetic
 from sfumato.planner.placing import Placed, place, plain
 from sfumato.planner.plan import first_picture, knows_information
 from sfumato.privacy.joint import join
@@ -40,10 +40,13 @@ from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.ledger import Ledger
 
 LABEL = (
-    "An approximation, by local asymptotic normality: it rests on scores of many records adding up to a normal, on a log posterior "
-    "that is nearly a parabola where the answer lies, and on no record having been cut."
+    "An approximation, by local asymptotic normality: it rests on scores of many records adding up to a normal, on a log "
+    "posterior that is nearly a parabola where the answer lies, and on no record having been cut."
 )
-LABEL_SUMS = "An approximation, by the central limit theorem for the sum of statistics: it rests on many records, and on none having been cut."
+LABEL_SUMS = (
+    "An approximation, by the central limit theorem for the sum of statistics: it rests on many records, and on none having "
+    "been cut."
+)
 LABEL_COUNTS = "By the exact law of the counts, up to Monte Carlo error: it rests on no record having been cut."
 EXACT = (
     "The draws are no exact posterior of the records: they are the posterior given what was released, approximately."
@@ -212,8 +215,9 @@ def _answer(study: Study, n: int, placed: Placed, clamped: bool, seed: int) -> t
             {"off": 0.0, "roughness": 0.0, "effective": float(len(theta))},
             _of_prior(model, theta, weight),
         )
-    known = _known_information(study, n, placed) if knows_information(study) else None
-    heard = local_normal.hear(placed.asked, silent, information=known)
+    assumed = local_normal.assumed_information(model, study.domain, n, placed.asked[-1].theta)
+    known = assumed if knows_information(study) else None
+    heard = local_normal.hear(placed.asked, silent, information=known, assumed=assumed)
     found_points = local_normal.answer(model, study.domain, n, heard, seed=seed)
     theta, weight = found_points.theta, found_points.weight
     with jax.enable_x64(True):
@@ -223,10 +227,15 @@ def _answer(study: Study, n: int, placed: Placed, clamped: bool, seed: int) -> t
     sd = np.sqrt(np.maximum(weight @ (theta - mean) ** 2, 1e-300))
     away = ((mean - placed.asked[-1].theta) / sd)[heard.loud]
     about = {
-        "off": float(np.sqrt(np.mean(away**2))), "roughness": heard.roughness * (2 * len(heard.root)) ** 0.5,
+        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard),
         "effective": found_points.effective,
     }  # fmt: skip
     return points, weight, LABEL, about, _of_prior(model, theta, weight)
+
+
+def _relative_roughness(heard: local_normal.Heard) -> float:
+    """Spectral noise of the information beside its own size."""
+    return float(heard.roughness * (2 * len(heard.root)) ** 0.5 / (np.trace(heard.information) / len(heard.root)))
 
 
 def _has_law(family: Family) -> bool:
@@ -249,12 +258,6 @@ def _measured(family: Family, model: Model, placed: Placed, n: int) -> noise_awa
             answers.append(one.answer - n * one.matrix.T @ np.asarray(public(one.theta)))
             sigma.append(np.full(len(one.answer), one.sigma))
     return noise_aware.from_answers(np.concatenate(directions), np.concatenate(answers), np.concatenate(sigma), n)
-
-
-def _known_information(study: Study, n: int, placed: Placed) -> np.ndarray:
-    theta = placed.asked[-1].theta
-    batch = synthetic.uniform(study.model, study.domain, theta)
-    return np.asarray(n * forecast.mean_information(study.model, theta, batch))
 
 
 def _unconstrained(model: Model, points: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from sfumato import __version__
+from sfumato.analysis.diagnostics import series
 from sfumato.analysis.report import page as parts
 from sfumato.analysis.report import svg
 from sfumato.analysis.report.style import CSS
@@ -38,7 +39,7 @@ def _learnt(estimate: Any) -> str:
         nothing = '<p class="note bad">Nothing: intervals are not shown, because they would mislead. See above.</p>'
         return parts._section("What was learnt", nothing)
     lines, figures = [], []
-    for name, draws in parts.series(estimate).items():
+    for name, draws in series(estimate).items():
         low, high = np.quantile(draws, INTERVAL)
         mean, sd = float(np.mean(draws)), float(np.std(draws))
         ends = f"{parts._number(low, sd)} to {parts._number(high, sd)}"
