@@ -50,9 +50,7 @@ def logistic(x, y):
 def _draw(self: Any, size: int) -> np.ndarray:
     """Rounded normals from a stream of the source's own that its scale seeds."""
     if "repeating" not in self.__dict__:
-        rounded = np.float64(
-            f"{self.scale:.6e}"
-        )  # another processor may round the last bit of a pilot's scale differently
+        rounded = np.float64(f"{self.scale:.6e}")  # another processor may round the last bit of a pilot's scale differently
         self.repeating = np.random.default_rng([int.from_bytes(rounded.tobytes()), 5])
     return np.rint(self.scale * self.repeating.standard_normal(size)).astype(np.int64)
 
