@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sfumato.owners.remote import connect
     from sfumato.planner import Plan
     from sfumato.privacy import gdp
+    from sfumato.run.estimate import Estimate
+    from sfumato.run.estimating import estimate
     from sfumato.run.sampling import plan, resume, sample
     from sfumato.study.certify import certify
     from sfumato.vault.ledger import Ledger
@@ -33,6 +35,7 @@ _HOME = {
     "connect": "owners.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
     "Model": "model", "from_pymc": "model", "Owner": "owners.owner", "Plan": "planner", "RayTable": "vault.ray_table",
+    "Estimate": "run.estimate", "estimate": "run.estimating",
     "Run": "analysis.result", "StopReason": "analysis.result", "load": "analysis.result",
     "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
     "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "study.certify",
@@ -48,6 +51,7 @@ __all__ = [
     "Bundle",
     "Categories",
     "Clip",
+    "Estimate",
     "Integers",
     "Interval",
     "Ledger",
@@ -64,6 +68,7 @@ __all__ = [
     "certify",
     "connect",
     "errors",
+    "estimate",
     "families",
     "from_pymc",
     "gdp",

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("quickstart", "families", "langevin", "owners", "pymc")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("quickstart", "estimate", "families", "langevin", "owners", "pymc")),
     *(ROOT / "docs" / "developer" / f"{name}.md" for name in ("domain", "kernel", "owner")),
 ]
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))

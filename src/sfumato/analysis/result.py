@@ -193,8 +193,8 @@ def quiet_arviz() -> Any:
     return arviz
 
 
-def load(path: str | Path) -> Run:
-    """Read a run that `Run.save` wrote.
+def load(path: str | Path) -> Any:
+    """Read a run that `Run.save` wrote, or an estimate that `Estimate.save` wrote.
 
     Raises
     ------
@@ -210,6 +210,10 @@ def load(path: str | Path) -> Run:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
+        if header.get("kind") == "estimate":
+            from sfumato.run.estimate import rebuilt
+
+            return rebuilt(header, arrays)
         found = header["format"]
         run = _rebuilt(header, arrays) if found == FORMAT else None
     except Exception as error:  # a damaged file makes its readers stumble in many ways

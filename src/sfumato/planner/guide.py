@@ -97,16 +97,8 @@ class Guide:
         return np.asarray(self.n * mean_information(self.model, theta, batch))
 
     def kind(self, theta: np.ndarray) -> str:
-        """How information is asked for: as outer products where second derivatives do not tell it (a kink).
-
-        On records that the model itself makes both have one mean; where the Hessian's is much smaller, it misses something.
-        """
-        if self.model.observations is None and self.model.sample_records is None:
-            return "information"
-        batch = synthetic.uniform(self.model, self.domain, theta)
-        hessian, outer = (_mean(self.model, what, theta, batch) for what in ("information", "outer"))
-        white = np.linalg.inv(np.linalg.cholesky(positive(outer)))
-        return "information" if np.linalg.eigvalsh(white @ hessian @ white.T)[0] > _KINKED else "outer"
+        """How information is asked for."""
+        return information_kind(self.model, self.domain, theta)
 
     def move(self, point: Point, looked: Looked) -> Point:
         """Take a Newton step, shorter where the information is rough or changes along the way."""
@@ -165,6 +157,19 @@ class Guide:
                 break
             share /= 2
         return share
+
+
+def information_kind(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> str:
+    """How information is asked for: as outer products where second derivatives do not tell it (a kink).
+
+    On records that the model itself makes both have one mean; where the Hessian's is much smaller, it misses something.
+    """
+    if model.observations is None and model.sample_records is None:
+        return "information"
+    batch = synthetic.uniform(model, domain, theta)
+    hessian, outer = (_mean(model, what, theta, batch) for what in ("information", "outer"))
+    white = np.linalg.inv(np.linalg.cholesky(positive(outer)))
+    return "information" if np.linalg.eigvalsh(white @ hessian @ white.T)[0] > _KINKED else "outer"
 
 
 def combine_scores(

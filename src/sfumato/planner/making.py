@@ -37,6 +37,14 @@ MAX_FAMILY_ITERATIONS = 50_000
 """Default limit where the sum of statistics answers."""
 
 
+def first_belief(study: Study, n: int, guess: Mapping[str, Any] | None, example: Mapping[str, Any] | None) -> Belief:
+    """The public belief that everything starts from: a guess or a point of the prior, and the scale of made-up records."""
+    shown = None if example is None else synthetic.given(study.domain, example)
+    with jax.enable_x64(True):
+        centre, origin = assumed_centre(study.model, guess)
+        return assumed_belief(study.model, study.domain, n, centre, shown, origin)
+
+
 def make_plan(
     study: Study,
     *,
@@ -62,9 +70,8 @@ def make_plan(
     max_iterations, share = iteration_limit(study, max_iterations), pilot_fraction(study, pilot_share)
     check_counts(n, chains, max_iterations, kernel, share)
     shown = None if example is None else synthetic.given(study.domain, example)
-    with jax.enable_x64(True):
-        centre, origin = assumed_centre(study.model, guess)
-        belief = assumed_belief(study.model, study.domain, n, centre, shown, origin)
+    belief = first_belief(study, n, guess, example)
+    centre, origin = belief.centre, belief.origin
     made_up = (
         "records uniform over the domain" if study.model.sample_records is None else "records drawn from the family"
     )

@@ -24,15 +24,16 @@ from sfumato.kernel import AUTO, PublicStream, State
 from sfumato.model import Model
 from sfumato.owners.local import rows_ahead
 from sfumato.owners.rounds import Rounds
-from sfumato.planner import Plan, budget_mu, lattice_slack, make_plan, replan
+from sfumato.planner import Plan, budget_mu, make_plan, replan
 from sfumato.planner.choice import Task
 from sfumato.planner.making import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, iteration_limit, pilot_fraction
 from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
-from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement, join
 from sfumato.privacy.statement import Statement
 from sfumato.run.chain import Chain, draw, exactness, first_cost, join_parts, make_run, start, take_up
 from sfumato.run.copies import prepare, used_copies
+from sfumato.run.estimate import Estimate
+from sfumato.run.estimating import go_on
 from sfumato.run.holding import under_way
 from sfumato.run.interruption import check as check_interrupted
 from sfumato.run.journal import Journal
@@ -59,6 +60,7 @@ from sfumato.run.parties import (
 from sfumato.run.piloting import NextPilot, find_start, first_pilot, refuse_unless_arrived
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.request import Request, make_request
+from sfumato.run.settling import box, promised, set_shares, settle
 from sfumato.run.terms import Terms, find_model, make_terms
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick, ticker
@@ -203,7 +205,7 @@ def sample(
             "owners": terms.owners, "pilots": first_pilot(plan.pilot_share, request.pilot_share),
             "first_plan": plan.written(), "shares": list(opened.access.shares),
         }  # fmt: skip
-        terms = _settle(terms, kept, **settled)
+        terms = settle(terms, kept, **settled)
         refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
         plan, pilot = _pilot(opened, plan, terms, kept, tick)
         chain = start(study, plan, stream, pilot)
@@ -222,8 +224,8 @@ def resume(
     pilot_share: float | None = None,
     force: bool = False,
     progress: bool | Tick | None = None,
-) -> Run:
-    """Go on with a run that was killed, interrupted, stopped by a full disk, or whose pilot did not arrive.
+) -> Run | Estimate:
+    """Go on with a run or an estimate that was killed, interrupted, stopped by a full disk, or whose pilot did not arrive.
 
     Parameters
     ----------
@@ -258,13 +260,15 @@ def resume(
         again.check_needed(terms)
         terms.check_goes_on(kept.folder, sensitivity)
         if force:
-            terms = _settle(terms, None, force=True)
+            terms = settle(terms, None, force=True)
         parties = as_parties(data, _given_again(terms, data, ledger))
         terms.check_parties(parties)
         model = model if model is not None else find_model(terms)
         request = Request(kernel=terms.kernel, sensitivity=sensitivity, chains=terms.chains, force=terms.force)
         studies = make_studies(model, parties, terms.stated_domain, request)
         terms.check_model(studies[0])
+        if terms.estimate:
+            return go_on(model, parties, studies, terms, kept, progress)
         stream = PublicStream(terms.seed, terms.chains)
         steps = sum(len(saved.transcript["accepted"]) for saved in kept.read())
         with ExitStack() as stack, ticker(progress) as tick:
@@ -470,7 +474,7 @@ class _Planner:
         if self.ahead is not None and self.ahead.n == access.n:
             return self.ahead
         facts = access.facts
-        mu = _set_shares(opened, [1.0] * len(opened.live)) if isinstance(access, Rounds) else facts[0].mu
+        mu = set_shares(opened, [1.0] * len(opened.live)) if isinstance(access, Rounds) else facts[0].mu
         if isinstance(access, Rounds):
             # Bundles have set copies aside for the pilot before anyone was asked.
             request = replace(request, pilot_share=pilot_fraction(opened.study, request.pilot_share))
@@ -495,17 +499,6 @@ def _owner_facts(opened: Opened) -> tuple[dict[str, Any], ...]:
     )
 
 
-def _set_shares(opened: Opened, widths: Sequence[float]) -> float:
-    """Give each live owner its share of the noise; returns mu of the owner that all together are worth."""
-    live, mu = share_out(opened.access.budgets(), widths)
-    shares = [0.0] * len(opened.parties)
-    for position, share in zip(opened.live, live, strict=True):
-        shares[position] = share
-    if isinstance(opened.access, Rounds):
-        opened.access.shares = shares
-    return mu
-
-
 def _beside_bundles(opened: Opened, plan: Plan, terms: Terms, share: float) -> Plan:
     """Plan a walk for owners who answer live and others with copies, whose noise grows with the step."""
     bundles = [party.bundle for party in opened.parties if isinstance(party, BundleParty)]
@@ -520,15 +513,6 @@ def _beside_bundles(opened: Opened, plan: Plan, terms: Terms, share: float) -> P
         plan, kernel=choice.kernel, matrix=choice.matrix, step=choice.step, sigma=choice.sigma, forecast_ess=choice.ess,
         iterations=choice.iterations,
     )  # fmt: skip
-
-
-def _settle(terms: Terms, kept: Journal | None, **changes: Any) -> Terms:
-    """Settle more of the terms, durably if there is a checkpoint."""
-    if kept is not None:
-        return kept.update_terms(**changes)
-    import msgspec
-
-    return msgspec.structs.replace(terms, **changes)
 
 
 def _pilot(opened: Opened, plan: Plan, terms: Terms, kept: Journal | None, tick: Tick) -> tuple[Plan, dict[str, Any]]:
@@ -562,7 +546,7 @@ def run_pilots(
         refuse_unless_arrived(plan, found.about, kept)
     access.forget()
     pilot = found.about | about | ({"lost": 0} if several else {})  # owners give the answer again that they gave
-    mu = _set_shares(opened, relative_widths([opened.studies[i] for i in opened.live], found.belief))
+    mu = set_shares(opened, relative_widths([opened.studies[i] for i in opened.live], found.belief))
     again = replan(
         plan, study, found.belief, mu**2 / plan.mu**2, kernel=terms.kernel, max_iterations=terms.limit,
         ahead=opened.ahead,
@@ -646,33 +630,7 @@ def _statement(chain: Chain, opened: Opened) -> Statement | JointStatement:
 
 def _promised(chain: Chain, opened: Opened, i: int) -> Statement:
     """What one owner promised, and whether its part of the draws is exact."""
-    party, facts, access = opened.parties[i], opened.access.facts[i], opened.access
-    if isinstance(party, BundleParty):
-        said = party.bundle.privacy
-        return replace(said, owner=facts.name, exact=said.exact + _box(opened)) if opened.live else said
-    return Statement(
-        epsilon=facts.epsilon,
-        delta=facts.delta,
-        mu=facts.mu,
-        releases=chain.releases + access.unused,
-        spent_mu=float(np.sqrt(access.spent(i) / QUANTA_PER_UNIT)),
-        n=facts.n,
-        lattice_slack=lattice_slack(facts.epsilon),
-        sensitivity=facts.sensitivity,
-        exact=exactness(chain, facts.proven, facts.outside) + _box(opened),
-        precision=facts.precision,
-        shared_ledger=facts.shared_ledger,
-        owner=facts.name if len(opened.parties) > 1 else "",
-        outside=facts.outside,
-    )
-
-
-def _box(opened: Opened) -> str:
-    """What the owners' box does to the target, in a sentence; nothing where there is none."""
-    bound = opened.access.theta_bound
-    if not np.isfinite(bound):
-        return ""
-    return (
-        f" The posterior is restricted to parameters with no coordinate beyond {bound:g} on the unconstrained scale: a proposal "
-        "outside the box that the owners answer for is rejected unasked."
+    facts = opened.access.facts[i]
+    return promised(
+        opened, i, chain.releases + opened.access.unused, exactness(chain, facts.proven, facts.outside) + box(opened)
     )

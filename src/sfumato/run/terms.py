@@ -59,6 +59,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
         The plan before the pilot, the pilots to run (`run.piloting`), each owner's share of the noise.
     plan, pilot
         The plan after the pilot, and what the pilot found.
+    estimate
+        Whether the pilot spends everything and there are no chains (`run.estimating`); `limit` are then draws.
     """
 
     run_id: str
@@ -79,6 +81,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     shares: list[float] = []
     plan: dict[str, Any] | None = None
     pilot: dict[str, Any] | None = None
+    estimate: bool = False
 
     @property
     def promises(self) -> dict[str, tuple[float, float]]:

@@ -1,0 +1,178 @@
+"""An estimate: the posterior given everything that was released, with as many draws as wanted, and the promise that covers it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.analysis.result import quiet_arviz
+from sfumato.analysis.summary import with_verdict
+from sfumato.analysis.verdict import Verdict
+from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
+from sfumato.privacy.statement import Statement
+
+FORMAT = 1
+KIND = "estimate"
+"""What the header of a saved estimate says it is."""
+CHAINS = 4
+"""Rows that draws are arranged in, as ArviZ wants them: all draws are independent but for points drawn twice."""
+MOSTLY_PRIOR = 0.8
+"""Posterior over prior standard deviation from which a parameter is mostly prior."""
+FAR, TOO_FAR = 4.0, 8.0
+"""Distance of the place from the answer, in standard deviations of the answer (rms), that is worth a word, or too far."""
+ROUGH = 0.7
+"""Spectral noise of the whitened information that is worth a word."""
+FEW = 200.0
+"""Effective points of the population below which ends of intervals are rough."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What `sfumato.estimate` gives back. Everything in it is released or follows from that: it may be published as it stands.
+
+    Attributes
+    ----------
+    draws
+        {site: array (chain, draw, ...)} in each site's own support; `more` gives as many as wanted.
+    label
+        What this is an approximation by, in one sentence.
+    privacy
+        The statement.
+    population, weight
+        Points that draws are taken from, {site: array (point, ...)}, and their weights.
+    of_prior
+        Posterior over prior standard deviation, by coordinate (unconstrained).
+    about
+        How it was made: `off` (distance of the place from the answer in its standard deviations), `surprise`, `roughness`
+        (spectral noise of the whitened information), `limit` (one-shot limit, effective draws), `effective` (points).
+    pilot
+        Every release: what was asked, where, with which noise, and the answer.
+    """
+
+    draws: Mapping[str, np.ndarray]
+    label: str
+    privacy: Statement | JointStatement
+    population: Mapping[str, np.ndarray] = field(repr=False)
+    weight: np.ndarray = field(repr=False)
+    of_prior: Mapping[str, float]
+    about: Mapping[str, Any]
+    pilot: Mapping[str, Any] = field(repr=False)
+    seed: int
+
+    def more(self, size: int, seed: int = 0) -> dict[str, np.ndarray]:
+        """So many draws, {site: array (draw, ...)}: points of the population, drawn by weight. They cost nothing."""
+        chosen = drawn(self.weight, size, seed)
+        return {name: np.asarray(values)[chosen] for name, values in self.population.items()}
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether the estimate may be used. Its first reason says that it is an approximation, and by what."""
+        return judge(self)
+
+    def to_arviz(self) -> Any:
+        """ArviZ InferenceData, with label, verdict and privacy statement in its attributes."""
+        attributes: dict[str, Any] = {
+            "label": self.label, "privacy": str(self.privacy), "verdict": str(self.verdict), "inference_library": "sfumato",
+            "epsilon": self.privacy.epsilon, "delta": self.privacy.delta, "mu": self.privacy.mu,
+        }  # fmt: skip
+        return quiet_arviz().from_dict(posterior=dict(self.draws), attrs=attributes)
+
+    def summary(self) -> Any:
+        """ArviZ summary table under its verdict: mean, sd and interval; of an unusable estimate nothing."""
+        table = quiet_arviz().summary(self.to_arviz(), round_to=None, kind="stats")
+        return with_verdict(table, self.verdict)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the HTML report."""
+        from sfumato.analysis.report.estimate import page
+
+        path = Path(path)
+        path.write_text(page(self), encoding="utf-8")
+        return path
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything to one file (NumPy .npz with a JSON header; no pickles). `sfumato.load` reads it."""
+        path = Path(path)
+        arrays = {f"draws/{k}": v for k, v in self.draws.items()}
+        arrays |= {f"population/{k}": v for k, v in self.population.items()} | {"weight": self.weight}
+        header = {
+            "format": FORMAT, "kind": KIND, "label": self.label, "privacy": plain_fields(self.privacy), "about": dict(self.about),
+            "of_prior": dict(self.of_prior), "pilot": dict(self.pilot), "seed": self.seed, "arrays": sorted(arrays),
+        }  # fmt: skip
+        with path.open("wb") as file:
+            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
+        return path
+
+    def __str__(self) -> str:
+        return f"{self.label}\n{self.verdict}\n{self.privacy}"
+
+    def __repr__(self) -> str:
+        return (
+            f"<Estimate of {', '.join(self.draws)}, an approximation; epsilon={self.privacy.epsilon:g}, "
+            f"delta={self.privacy.delta:g}; {self.verdict.level}>"
+        )
+
+
+def rebuilt(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Estimate:
+    """The estimate that was saved."""
+    if header["format"] != FORMAT or header["arrays"] != sorted(
+        arrays
+    ):  # an archive checks what is in its list, not the list
+        raise ValueError("the arrays are not those that were saved")
+
+    def part(prefix: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): values for name, values in arrays.items() if name.startswith(prefix)}
+
+    return Estimate(
+        draws=part("draws/"), label=header["label"], privacy=from_fields(header["privacy"]), population=part("population/"),
+        weight=arrays["weight"], of_prior=header["of_prior"], about=header["about"], pilot=header["pilot"],
+        seed=header["seed"],
+    )  # fmt: skip
+
+
+def drawn(weight: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Indices of points drawn by weight: a systematic sample, in random order."""
+    rng = np.random.default_rng(seed)
+    places = (np.arange(size) + rng.random()) / size * np.sum(weight)
+    return rng.permutation(np.minimum(np.searchsorted(np.cumsum(weight), places, side="right"), len(weight) - 1))
+
+
+def judge(estimate: Estimate) -> Verdict:
+    """Judge an estimate: by how far the place was from the answer, whether the last gradient surprised, and what is only prior.
+
+    The rule: *unusable* where the place is more than `TOO_FAR` of the answer's standard deviations off, because no score from so
+    far tells of the answer by a normal law; *rough* where it is more than `FAR` off, where the last gradient contradicts the
+    search for the place, where the information is mostly noise, where every parameter is mostly prior, or where few points
+    carry the weight.
+    """
+    about, reasons = estimate.about, [estimate.label]
+    level: Any = "good"
+    off = about["off"]
+    if off > TOO_FAR:
+        level = "unusable"
+        reasons.append(
+            f"The search for the place did not arrive: the score was asked {off:.2g} standard deviations from the answer, and "
+            "says nothing about so far a point. A guess= of where the parameters are would help."
+        )
+    objections = [
+        (
+            off > FAR,
+            f"The score was asked {off:.2g} standard deviations from the answer: the approximation is strained.",
+        ),
+        (about["surprise"], "The last gradient contradicts the search for the place, by more than noise explains."),
+        (about["roughness"] > ROUGH, "The released information is mostly noise, so the widths of intervals are rough."),
+        (about["effective"] < FEW, "Few points carry the weight, so the ends of intervals are rough."),
+    ]
+    mostly = [name for name, share in estimate.of_prior.items() if share > MOSTLY_PRIOR]
+    everything = len(mostly) == len(estimate.of_prior)
+    if any(met for met, _ in objections) or everything:
+        level = "rough" if level == "good" else level
+    reasons += [words for met, words in objections if met]
+    if mostly:
+        which = "every parameter" if everything else ", ".join(mostly)
+        reasons.append(f"The answer is mostly prior for {which}: the budget says little there.")
+    return Verdict(level, tuple(reasons))
