@@ -41,7 +41,7 @@ from sfumato.planner.making import first_belief
 from sfumato.planner.placing import place
 from sfumato.planner.reach import Search, diameter
 from sfumato.privacy.budget import budget_mu
-from sfumato.run.estimate import drawn
+from sfumato.analysis.estimate import drawn
 from sfumato.study.target import Study, make_study
 
 DELTA = 1e-6

@@ -11,6 +11,7 @@ from sfumato.tools.version import __version__
 
 if TYPE_CHECKING:
     from sfumato import errors, families, kernel, paper
+    from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.result import Run, StopReason, load
     from sfumato.auditor import Audit, audit
     from sfumato.bounds import Clip, Lipschitz, Range
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from sfumato.owners.remote import connect
     from sfumato.planner import Plan
     from sfumato.privacy import gdp
-    from sfumato.run.estimate import Estimate
     from sfumato.run.estimating import estimate
     from sfumato.run.sampling import plan, resume, sample
     from sfumato.study.certify import certify
@@ -35,7 +35,7 @@ _HOME = {
     "connect": "owners.remote",
     "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
     "Model": "model", "from_pymc": "model", "Owner": "owners.owner", "Plan": "planner", "RayTable": "vault.ray_table",
-    "Estimate": "run.estimate", "estimate": "run.estimating",
+    "Estimate": "analysis.estimate", "estimate": "run.estimating",
     "Run": "analysis.result", "StopReason": "analysis.result", "load": "analysis.result",
     "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
     "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "study.certify",

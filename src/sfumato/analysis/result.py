@@ -211,7 +211,7 @@ def load(path: str | Path) -> Any:
             header = json.loads(str(file["header"]))
             arrays = {name: file[name] for name in file.files if name != "header"}
         if header.get("kind") == "estimate":
-            from sfumato.run.estimate import rebuilt
+            from sfumato.analysis.estimate import rebuilt
 
             return rebuilt(header, arrays)
         found = header["format"]

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from sfumato.analysis import local_normal, noise_aware
+from sfumato.analysis.estimate import CHAINS, Estimate, drawn
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
@@ -26,7 +27,6 @@ from sfumato.planner import compiled, synthetic
 from sfumato.planner.making import first_belief
 from sfumato.planner.placing import Placed, place, plain
 from sfumato.privacy.joint import join
-from sfumato.run.estimate import CHAINS, Estimate, drawn
 from sfumato.run.holding import under_way
 from sfumato.run.journal import Journal
 from sfumato.run.opening import Opened, check_unchanged, domain_key, make_studies, open_parties

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.analysis.estimate import Estimate
 from sfumato.analysis.result import Run, StopReason
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput, OwnerError, PlanTooWeak, SfumatoError
@@ -32,7 +33,6 @@ from sfumato.privacy.joint import JointStatement, join
 from sfumato.privacy.statement import Statement
 from sfumato.run.chain import Chain, draw, exactness, first_cost, join_parts, make_run, start, take_up
 from sfumato.run.copies import prepare, used_copies
-from sfumato.run.estimate import Estimate
 from sfumato.run.estimating import go_on
 from sfumato.run.holding import under_way
 from sfumato.run.interruption import check as check_interrupted
