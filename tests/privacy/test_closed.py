@@ -229,7 +229,7 @@ ray_table.RayTable shards.Piece shards.Shard statistics.Terms statistics.Shape v
 """Classes of the vault that hold questions, prices, what was released, or nothing: no record, no exact sum, no unused noise."""
 
 
-def test_every_class_of_the_vault_is_sealed_or_known_to_be_public():
+def test_every_class_of_the_vault_is_closed_or_known_to_be_public():
     """Whoever adds one has to say which it is."""
     found = []
     for module in pkgutil.walk_packages(vault_package.__path__, f"{vault_package.__name__}."):

@@ -228,7 +228,7 @@ def test_a_pool_refuses_a_negative_number_and_an_empty_shape():
             NoisePool(Counter(), block=block, depth=depth)
 
 
-def test_the_repr_is_sealed():
+def test_the_repr_is_closed():
     with NoisePool(Counter()) as pool:
         assert repr(pool) == str(pool) == "<NoisePool closed>"
 

@@ -10,8 +10,8 @@ from sfumato.owners import ahead
 from sfumato.owners.ahead import Statistics, Summed
 from sfumato.owners.rounds import Rounds
 from sfumato.protocol.questions import AHEAD, Statistic, Terms
-from sfumato.vault import desk
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries import vector
 from unit.owners.test_rounds import (
     CAP,
     CHAINS,
@@ -182,7 +182,7 @@ def test_a_desk_gives_statistics_for_a_few_steps_at_a_time_and_charges_for_each(
         for bad in (0, -1, AHEAD + 1):
             with pytest.raises(InvalidInput, match="steps"):
                 door.ask(f"bad{bad}", Statistic(chains=CHAINS, steps=bad))
-        monkeypatch.setattr(desk, "AHEAD_NUMBERS", AHEAD * CHAINS * 3 - 1)
+        monkeypatch.setattr(vector, "AHEAD_NUMBERS", AHEAD * CHAINS * 3 - 1)
         with pytest.raises(InvalidInput, match="at most 143 numbers, got 144"):
             door.ask("many", Statistic(chains=CHAINS, steps=AHEAD))
         assert door.left == left

@@ -288,7 +288,7 @@ def test_lists_that_make_no_sense_are_refused(tmp_path):
         sf.sample(coin, [sf.Owner(TABLES[0], name="a")], **SHORT)
     with pytest.raises(InvalidInput, match="name"):
         sf.Owner(TABLES[0], name="a/b", epsilon=1.0, delta=1e-6)
-    assert "sealed" in repr(two[0])
+    assert "closed" in repr(two[0])
 
 
 def test_an_owner_whose_ledger_has_no_room_is_named(tmp_path):

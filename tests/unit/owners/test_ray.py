@@ -261,9 +261,9 @@ def test_nothing_of_an_engine_can_be_printed_or_pickled(engine):
     import pickle
 
     assert (repr(engine), repr(engine._shards)) == ("<RayEngine closed>", "<RayShards closed>")
-    for sealed in (engine, engine._shards):
+    for closed in (engine, engine._shards):
         with pytest.raises(TypeError, match="never serialised"):
-            pickle.dumps(sealed)
+            pickle.dumps(closed)
 
 
 # -- a node over shards -----------------------------------------------------------------------------------------------
