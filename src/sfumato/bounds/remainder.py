@@ -1,25 +1,9 @@
 r"""Proven range of the second-order scalar of one record: what exact Langevin asks for at every step.
 
-Near a public reference point :math:`\theta^*` the second query of a step is the sum over records of
-
 .. math:: s(r) = \ell(r,\theta') - \ell(r,\theta) - \nabla\ell(r,\theta^*)^\top v, \qquad v = \delta - w .
 
-With the linear predictors L of the model (`predictors`), :math:`\ell = \varphi(L(\theta, r), r)`, and with
-:math:`\bar e = (\theta + \theta')/2 - \theta^*`, Taylor's theorem gives
-
-.. math:: s(r) = \sum_{jk}\int\!\!\int \varphi_{jk}\,L_j^\delta\bigl(L_k^{\bar e} + (t - \tfrac12)L_k^\delta\bigr)\,du\,dt
-          + \sum_j \varphi_j(L^*)\,L_j^w,
-
-where :math:`L^\delta` is the linear part of a predictor along :math:`\delta` and :math:`\varphi_{jk}` is taken at points of
-the triangle of :math:`\theta^*, \theta, \theta'`. The record domain is cut into cells along the predictors; in each cell
-:math:`\varphi_{jk}` lies in a proven interval (`jets`), and products of two affine functions of the record have the range
-
-.. math:: pq = \tfrac14\bigl[(p/\sqrt\kappa + \sqrt\kappa q)^2 - (p/\sqrt\kappa - \sqrt\kappa q)^2\bigr],
-
-exact on a ball when :math:`\kappa = \lVert p\rVert/\lVert q\rVert`. So a log-likelihood of one curvature, as in a generalised
-linear model, gets half the width that the lengths alone would give. The bound depends on the pair through
-:math:`\delta`, :math:`w` (which change sign when the pair is swapped), :math:`\bar e` and the triangle (which do not): the
-range of the swapped pair is the same one with its ends negated and exchanged.
+By Taylor's theorem in the model's linear predictors, cell by cell: `docs/proofs/remainder.md`. The range of the swapped
+pair is the same one with its ends negated and exchanged.
 """
 
 from collections.abc import Mapping

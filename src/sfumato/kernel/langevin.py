@@ -1,25 +1,8 @@
 r"""Exact private Langevin for exponential families: the owner's noise is the proposal's noise.
 
-In the natural parameter the log posterior is :math:`B(\theta) + \theta^\top S_n` with public
-:math:`B(\theta) = \log\eta(\theta) - n A(\theta)`. With :math:`b = \nabla B`, a preconditioner :math:`M = AA^\top` and a
-noisy statistic :math:`\hat T = A^\top S_n + N(0, \tfrac4h I)`, the move
-
-.. math:: \theta' = \theta + \tfrac h2 (M b + A\hat T) \sim N(\theta + \tfrac h2 M(b + S_n),\ hM)
-
-is a Langevin proposal although nobody but the owner knows :math:`S_n`. Its exact log acceptance ratio is
-
-.. math:: \lambda = B' - B - \tfrac12\delta^\top(b + b') - \tfrac h8(\lVert b'\rVert_M^2 - \lVert b\rVert_M^2)
-          - u^\top A^\top S_n, \qquad u = \tfrac h4 A^\top(b' - b), \quad \lVert x\rVert_M^2 = x^\top M x,
-
-of which only the last term needs the data: a second, much cheaper query with noise :math:`\sigma` and penalty
-:math:`\sigma^2/2`. Given the pair, its noise is independent of the first one and sigma is constant, so the chain is exact
-at every step size (the remark on data-dependent proposals in Yıldırım 2016, Section 3.2.1, made exact).
-
-Where an answer takes long to come, the second query can be asked before the move is known: as a second noisy copy
-:math:`\check T = A^\top S_n + N(0, \xi_2 I)`, used once, as in Algorithm 3. Then :math:`-u^\top\check T` is the correction
-with noise :math:`\sigma = \lVert u\rVert\sqrt{\xi_2}`, which is the same for the swapped pair (it turns u into -u), so the
-chain stays exact. A step costs :math:`D^2(\tfrac h4 + \tfrac1{\xi_2})` wherever it goes, D the diameter of
-:math:`A^\top S`, and everything the chain needs may be asked ahead.
+A noisy statistic :math:`\hat T = A^\top S_n + N(0, \tfrac4h I)` moves the chain; a second answer, of
+:math:`-u^\top A^\top S_n`, or a second copy of the statistic, decides. `docs/proofs/langevin.md` has the ratio, and
+why it is exact.
 """
 
 from collections.abc import Callable

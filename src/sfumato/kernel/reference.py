@@ -1,29 +1,8 @@
-r"""Exact private Langevin for any model, by a public reference point.
+r"""Exact private Langevin for any model, by a public reference point :math:`\theta^*`.
 
-Near a public point :math:`\theta^*` every model of independent records looks like an exponential family with the statistic
-:math:`S_n = \sum_i\nabla\ell(y_i,\theta^*)`: the gradient of the log posterior is :math:`S_n + c(\theta)` up to second order,
-with the public function
-
-.. math:: c(\theta) = \nabla\log\eta(\theta) - J(\theta - \theta^*),
-
-J a public guess of the information. The proposal moves by that gradient, whitened by :math:`M = AA^\top`,
-
-.. math:: \theta' \sim N\bigl(\theta + \tfrac h2 M(S_n + c(\theta)),\ h(1 - \tfrac h4)M\bigr),
-
-and the owner's noise is the proposal's noise. The covariance is a little smaller than Langevin's :math:`hM`: so the step is
-exact for a normal posterior with covariance M at every step size (it is then the autoregression
-:math:`x' = \rho x + \sqrt{1-\rho^2}\,z` with :math:`\rho = 1 - h/2` in whitened coordinates, as in preconditioned
-Crank-Nicolson), and larger steps need fewer passes over the records. With :math:`\kappa = 1/(2 - h/2)`, which is :math:`\tfrac12`
-for small h, the exact log acceptance ratio is
-
-.. math:: \lambda = \sum_i\{\ell(y_i,\theta') - \ell(y_i,\theta) - \nabla\ell(y_i,\theta^*)^\top v\}
-          + \log\eta(\theta') - \log\eta(\theta) - \kappa\delta^\top(c + c')
-          - \tfrac{\kappa h}4(\lVert c'\rVert_M^2 - \lVert c\rVert_M^2), \qquad v = 2\kappa\delta + \tfrac{\kappa h}2 M(c' - c).
-
-The braces are a sum over records again, of second order in the step: the second query, with its own noise and penalty. The
-ratio is exact for any vector of the record in place of :math:`\nabla\ell(y_i,\theta^*)`, if :math:`S_n` is the sum of the same
-vectors: so the vault may cut them (`vault.queries.vector`).
-:math:`\theta^*`, J and M need not be good: they cost efficiency, never exactness.
+The statistic is the sum of gradients at :math:`\theta^*`; a second query, of second order in the step, keeps the chain exact.
+:math:`\theta^*`, the information J and the preconditioner M need not be good: they cost efficiency, never exactness
+(`docs/proofs/langevin.md`).
 """
 
 from dataclasses import dataclass

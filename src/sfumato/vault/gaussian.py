@@ -3,35 +3,8 @@ r"""An exact, vectorised sampler of the discrete Gaussian.
 The law is :math:`P(X = x) = f(|x|)/\sum_z f(|z|)` over the integers, :math:`f(m) = \exp(-m^2/(2s^2))`, for a scale
 :math:`s` given as a float64 and taken exactly. Randomness is `os.urandom` and nothing else. The result is *exact*: no
 tail is cut off, no probability is rounded. Floating point only ever decides comparisons that it provably gets right;
-the others, about one in :math:`2^{45}`, go to exact arithmetic. `docs/proofs/discrete-gaussian.md` has the proof in
-full; this is its outline.
-
-**Envelope.** Magnitudes :math:`m \ge 0` are cut into buckets :math:`[kw, (k+1)w)`, :math:`w = 2^b` the power of two
-with :math:`t = s/w \in [32, 64)` (:math:`w = 1` where :math:`s < 64`), for :math:`k < K = \lceil 8t \rceil`, and a
-tail :math:`m \ge T = Kw`. The tail is cut into blocks :math:`j = 0, 1, \dots` of width :math:`v`, the least power of
-two with :math:`vT \ge s^2`. A candidate is drawn so: bucket :math:`k` with probability :math:`W_k/2^{64}` and :math:`m`
-uniform inside it; the tail with probability :math:`W_K/2^{64}`, in it block :math:`j` with probability
-:math:`2^{-j-1}` and :math:`m` uniform inside it; otherwise, nothing. The weights are integers with
-
-.. math:: W_k \ge c f(kw), \qquad W_K \ge 2 c f(T) v/w, \qquad \sum_{k \le K} W_k \le 2^{64}
-
-for an integer :math:`c`. They are drawn by an alias table of :math:`2^{10}` cells of :math:`2^{54}` tickets: whole
-numbers in a power of two, so there is no modulo and no bias.
-
-**Acceptance.** A candidate is kept with probability :math:`a = c f(m)/W_k` in a bucket, :math:`a = 2^{j+1} c f(m)
-(v/w)/W_K` in the tail. Both are at most one (in the tail because :math:`f(T + jv) \le f(T) e^{-Tvj/s^2} \le f(T)
-2^{-j}`), and both make the probability of proposing and keeping :math:`m` equal to :math:`(c/(2^{64}w)) f(m)`. A fair
-sign is attached, and :math:`-0` is rejected. So a kept candidate has exactly the law above, whatever :math:`c` and
-:math:`W` are, and candidates are independent: the kept ones, in order, are i.i.d.
-
-**Lazy comparison.** Keeping means :math:`U < a` for :math:`U` uniform on :math:`[0, 1)`, whose binary digits are drawn
-as they are needed: 53 at first, :math:`V \le U < V + 2^{-53}`. With :math:`r = m - kw`, :math:`\rho = r/w`,
-
-.. math:: a = \frac{c f(kw)}{W_k} e^{-e}, \qquad e = \frac{m^2 - (kw)^2}{2s^2} = \frac{\rho(2k + \rho)}{2t^2},
-
-so the huge :math:`m^2` never occurs. The computed :math:`\tilde a` satisfies :math:`|\tilde a - a| \le 2^{-47}` (see
-`_float_acceptance`), so :math:`|\tilde a - V| \ge 2^{-46}` settles the comparison. Otherwise `_accepts` draws more
-digits of the same :math:`U` and computes :math:`a` to more digits, until the two intervals part.
+the others, about one in :math:`2^{45}`, go to exact arithmetic. `docs/proofs/discrete-gaussian.md` has the proof: an envelope of
+buckets drawn by an alias table of whole numbers, acceptance by a uniform number whose digits are drawn as they are needed.
 
 References
 ----------
