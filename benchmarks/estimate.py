@@ -31,6 +31,7 @@ import numpyro.distributions as dist
 
 import sfumato as sf
 from sfumato.analysis import local_normal
+from sfumato.analysis.estimate import drawn
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
 from sfumato.model.trials import as_model_input
@@ -40,8 +41,7 @@ from sfumato.planner.centre import summit
 from sfumato.planner.making import first_belief
 from sfumato.planner.placing import place
 from sfumato.planner.reach import Search, diameter
-from sfumato.privacy.budget import budget_mu
-from sfumato.analysis.estimate import drawn
+from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study, make_study
 
 DELTA = 1e-6

@@ -33,7 +33,7 @@ from sfumato.domain import Domain
 from sfumato.model.derivatives import vector_function
 from sfumato.model.trials import as_model_input
 from sfumato.planner import compiled, synthetic
-from sfumato.privacy.budget import budget_mu
+from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study, make_study
 
 Array = Any

@@ -124,7 +124,7 @@ def test_a_checkpoint_goes_on_with_a_guess_or_a_larger_share(tmp_path, owners, s
 
 def test_words_that_make_no_pilot_are_refused():
     with pytest.raises(InvalidInput, match="pilot_share must lie between 0 and 1"):
-        piloting.Again(share=2.0).added_to(
+        piloting.NextPilot(share=2.0).added_to(
             SimpleNamespace(pilots=[{"share": 0.1, "most": 0.1, "start": None}]), None, None
         )
 

@@ -22,7 +22,8 @@ from sfumato.planner.limit import limit_band, limit_ess, one_shot_limit
 from sfumato.planner.pilot import PLACING
 from sfumato.planner.plan import Plan
 from sfumato.planner.tuning import choose, tune
-from sfumato.privacy.budget import MAX_RELEASES, budget_mu
+from sfumato.privacy.budget import MAX_RELEASES
+from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study
 
 PILOT_SHARE = 0.1

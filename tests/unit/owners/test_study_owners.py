@@ -176,7 +176,7 @@ n = 1500
 
     lost = replace(sf.load(tmp_path / "out" / "run.npz"), stop_reason=sf.StopReason.OWNER_LOST, stop_owner="Birch")
     with pytest.raises(typer.Exit) as ended:
-        study_commands._hand_over(lost, tmp_path / "out" / "checkpoint", tmp_path / "lost", "a study", as_json=False)
+        study_commands.hand_over(lost, tmp_path / "out" / "checkpoint", tmp_path / "lost", "a study", as_json=False)
     assert ended.value.exit_code == endings.OWNER
     assert (tmp_path / "lost" / "run-partial.npz").exists() and not (tmp_path / "lost" / "run.npz").exists()
     assert "Birch no longer answers. When it is back, go on with: sfumato resume" in capsys.readouterr().out
