@@ -64,7 +64,8 @@ def test_a_run_whose_limit_is_hopeless_stops_early_and_says_what_would_do(owners
     with pytest.raises(NotArrived, match="no sampler can get more than about") as caught:
         sf.sample(slope, half if owners else table, domain=domain, epsilon=2.0, delta=1e-6, **SHORT)
     error = caught.value
-    assert error.limit < 10 and error.spent < 0.08 * (error.spent + error.left)
+    # The limit that it saw is noisy; what stops it is that twenty draws, which a run must promise, are out of reach.
+    assert error.limit < 20 and error.spent < 0.08 * (error.spent + error.left)
     assert "epsilon" in str(error) and "records" in str(error)
 
 
