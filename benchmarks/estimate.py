@@ -32,15 +32,15 @@ import numpyro.distributions as dist
 import sfumato as sf
 from sfumato.analysis import local_normal
 from sfumato.analysis.estimate import drawn
+from sfumato.bounds import compiled, synthetic
+from sfumato.bounds.reach import Search, diameter
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
 from sfumato.model.trials import as_model_input
-from sfumato.planner import compiled, synthetic
 from sfumato.planner.belief import positive, prior_precision, safe_inverse
 from sfumato.planner.centre import summit
 from sfumato.planner.making import first_belief
 from sfumato.planner.placing import place
-from sfumato.planner.reach import Search, diameter
 from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study, make_study
 

@@ -29,10 +29,10 @@ import numpyro
 import numpyro.distributions as dist
 
 import sfumato as sf
+from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model.derivatives import vector_function
 from sfumato.model.trials import as_model_input
-from sfumato.planner import compiled, synthetic
 from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study, make_study
 

@@ -10,17 +10,18 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato.bounds import compiled
+from sfumato.bounds.compiled import prior_draws
+from sfumato.bounds.reach import MARGIN, Search, diameter, enclosing_ball
 from sfumato.kernel import PublicStream
 from sfumato.model.derivatives import matrix_to_triangle, vector_function
 from sfumato.model.trials import as_model_input
-from sfumato.planner import compiled, pilot
+from sfumato.planner import pilot
 from sfumato.planner.arrival import SURPRISING, is_noise, upper_limit
 from sfumato.planner.belief import Belief
 from sfumato.planner.centre import assumed_centre, summit
-from sfumato.planner.compiled import prior_draws
 from sfumato.planner.guide import Answered, combine_scores, on_one_parabola, unwhiten_information
 from sfumato.planner.pilot import FORGIVEN, run_pilot
-from sfumato.planner.reach import MARGIN, Search, diameter, enclosing_ball
 from sfumato.study.target import make_study
 
 REPEATS = 400

@@ -12,9 +12,10 @@ import pytest
 
 import sfumato as sf
 from sfumato.analysis import verdict
+from sfumato.bounds import synthetic
 from sfumato.errors import BudgetSpent, InvalidInput, PlanTooWeak
 from sfumato.kernel import Guided, RandomWalk
-from sfumato.planner import efficiency, synthetic
+from sfumato.planner import efficiency
 from sfumato.planner.making import asked_steps
 
 

@@ -35,10 +35,10 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
+from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.derivatives import matrix_to_triangle, triangle_to_matrix
-from sfumato.planner import compiled, synthetic
 from sfumato.planner.belief import mean_information, positive, prior_precision, safe_inverse
 from sfumato.planner.centre import summit
 from sfumato.planner.placing import Asked

@@ -253,7 +253,7 @@ def find_mode(density: LogDensity, starts: np.ndarray, keep: int = 3) -> tuple[n
 
 def prior_starts(model: Model, guess: np.ndarray | None = None) -> np.ndarray:
     """Points to climb from: draws of the prior, their median, and a guess."""
-    from sfumato.planner import compiled
+    from sfumato.bounds import compiled
 
     draws = compiled.prior_draws(model)[:_PRIOR_TRIES]
     extra = [np.median(draws, axis=0)] + ([] if guess is None else [guess])

@@ -21,12 +21,13 @@ from sfumato.auditor.neighbours import Neighbours, furthest, join, make_crowd, m
 from sfumato.auditor.result import Attack, Audit
 from sfumato.auditor.score import Digester, Scores, score
 from sfumato.auditor.terms import Terms
+from sfumato.bounds import synthetic
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.model import Model
 from sfumato.owners.local import open_audit_vault
-from sfumato.planner import Plan, make_plan, synthetic
+from sfumato.planner import Plan, make_plan
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.audit_vault import AuditVault

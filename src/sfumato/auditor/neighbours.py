@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sfumato.bounds import synthetic
+from sfumato.bounds.synthetic import Batch
 from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
-from sfumato.planner import synthetic
-from sfumato.planner.synthetic import Batch
 
 Features: TypeAlias = Callable[[Batch], np.ndarray]
 """Made-up records to what they add to typical answers, in units of the noise: shape (record, feature)."""

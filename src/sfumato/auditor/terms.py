@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.bounds.synthetic import Batch
 from sfumato.kernel import Kernel, Langevin, ReferenceLangevin
 from sfumato.model.derivatives import KINDS, vector_function
-from sfumato.planner.synthetic import Batch
 from sfumato.protocol.questions import Release
 from sfumato.study.target import Study
 

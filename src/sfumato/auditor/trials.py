@@ -15,9 +15,9 @@ import numpy as np
 
 from sfumato.analysis.result import StopReason
 from sfumato.auditor.terms import Terms
+from sfumato.bounds.synthetic import Batch
 from sfumato.kernel import PublicStream
 from sfumato.planner import Plan, build_kernel, replan
-from sfumato.planner.synthetic import Batch
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.protocol.questions import Release
 from sfumato.run.chain import Chain, draw, start

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from sfumato.bounds import synthetic
 from sfumato.domain import Domain
 from sfumato.model.base import input_spec
-from sfumato.planner import synthetic
 from sfumato.privacy.statement import careless
 
 if TYPE_CHECKING:

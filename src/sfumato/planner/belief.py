@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
-from sfumato.planner import compiled, synthetic
 
 LEAST_START = 1 / 16
 """Variance of the starts about the centre in posterior variances, at the least: chains should not start at one point."""

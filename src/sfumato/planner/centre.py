@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from sfumato.bounds import compiled
 from sfumato.model import Model
 from sfumato.model.base import theta_of
-from sfumato.planner import compiled
 
 GUESSED = "the guess given"
 """What a plan with a guess rests on."""

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.derivatives import triangle_to_matrix
-from sfumato.planner import compiled, synthetic
 from sfumato.planner.belief import mean_information, positive, prior_precision, safe_inverse
 from sfumato.planner.centre import summit
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
+from sfumato.bounds import compiled, synthetic
+from sfumato.bounds.reach import Search, diameter
 from sfumato.domain import Domain
 from sfumato.model import Model
-from sfumato.planner import compiled, synthetic
 from sfumato.planner.belief import Belief, assumed_belief
-from sfumato.planner.reach import Search, diameter
 from sfumato.study.target import Study
 
 BAND_DRAWS = 8

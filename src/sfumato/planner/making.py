@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from sfumato.bounds import synthetic
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.kernel import AUTO, KINDS, asks_first
-from sfumato.planner import synthetic, truncated
+from sfumato.planner import truncated
 from sfumato.planner.advice import advice
 from sfumato.planner.belief import Belief, assumed_belief
 from sfumato.planner.centre import assumed_centre

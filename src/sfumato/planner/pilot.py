@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from sfumato.bounds import compiled, synthetic
+from sfumato.bounds.reach import Search, diameter
 from sfumato.domain import Domain
 from sfumato.model import Model
-from sfumato.planner import compiled, synthetic
 from sfumato.planner.arrival import is_noise, noise_length, upper_limit
 from sfumato.planner.belief import Belief
 from sfumato.planner.guide import (
@@ -32,7 +33,6 @@ from sfumato.planner.guide import (
     on_one_parabola,
     unwhiten_information,
 )
-from sfumato.planner.reach import Search, diameter
 
 Array: TypeAlias = Any
 Release: TypeAlias = Callable[..., np.ndarray]

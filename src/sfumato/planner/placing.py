@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sfumato.bounds import synthetic
+from sfumato.bounds.compiled import prior_derivatives, prior_draws
+from sfumato.bounds.reach import Search
 from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.derivatives import triangle_to_matrix
-from sfumato.planner import synthetic
 from sfumato.planner.arrival import is_noise
 from sfumato.planner.belief import Belief, positive, prior_precision, safe_inverse
-from sfumato.planner.compiled import prior_derivatives, prior_draws
 from sfumato.planner.guide import information_kind
 from sfumato.planner.pilot import Piloted, Release, run_pilot
-from sfumato.planner.reach import Search
 
 FINDING = 0.16
 """Share of the budget that finds the place."""

@@ -17,13 +17,13 @@ import numpy as np
 
 from sfumato.analysis import local_normal, noise_aware
 from sfumato.analysis.estimate import CHAINS, Estimate, drawn
+from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
 from sfumato.kernel import PublicStream
 from sfumato.model import Model
 from sfumato.owners.rounds import Rounds
-from sfumato.planner import compiled, synthetic
 from sfumato.planner.making import first_belief
 from sfumato.planner.placing import Placed, place, plain
 from sfumato.privacy.joint import join

@@ -10,8 +10,8 @@ import pytest
 
 import sfumato as sf
 from sfumato import families as f
+from sfumato.bounds import synthetic
 from sfumato.errors import CheckpointError, InvalidInput, InvalidModel, Unsupported
-from sfumato.planner import synthetic
 from sfumato.study.target import make_study
 
 RNG = np.random.default_rng(7)

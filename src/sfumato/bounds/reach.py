@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
-from sfumato.planner import compiled, synthetic
 
 MARGIN = 1.02
 """Radius over the furthest vector that was met."""

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from sfumato.bounds import compiled
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
-from sfumato.planner import compiled
 
 Array: TypeAlias = Any
 Batch: TypeAlias = dict[str, np.ndarray]
