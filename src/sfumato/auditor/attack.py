@@ -48,7 +48,7 @@ def audit(
     epsilon: float,
     delta: float,
     kernel: str = "auto",
-    sensitivity: Any = "certify",
+    sensitivity: Any = "auto",
     n: int = RECORDS,
     chains: int = 2,
     trials: int = 1_000,

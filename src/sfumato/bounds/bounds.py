@@ -5,7 +5,15 @@ from dataclasses import dataclass
 
 from sfumato.bounds.interval import Array
 
+SEARCHED = "searched"
+"""A width that was searched for."""
+SEARCHED_SENTENCE = (
+    "The width was searched for over the declared domain, with a margin, and every record's term is cut to it: private always, "
+    "exact unless a record of the domain reaches further than the search and its margin."
+)
+
 _SENTENCES = {
+    SEARCHED: SEARCHED_SENTENCE,
     "exact": "The width is the exact range of one record's log-likelihood ratio over the declared domain.",
     "certified": "The width is a proven bound of one record's log-likelihood ratio over the declared domain.",
     "clipped": "Every record's log-likelihood ratio is clamped to a stated range: private always, exact only while "
@@ -27,10 +35,10 @@ class Bounds:
         (theta, theta_prop) -> (lo, hi) with lo <= log p(r | theta_prop) - log p(r | theta) <= hi for every record r;
         pure JAX, float64 scalars. Swapping the arguments negates and swaps the ends.
     kind
-        "exact", "certified", "clipped" or "declared".
+        "exact", "certified", "searched", "clipped" or "declared".
     proven
-        Whether the range follows from the model and the domain alone. False for clipping: the answers are then exact
-        only while nothing is clamped.
+        Whether the range follows from the model and the domain alone. False for what was searched for or clipped: the
+        answers are then exact only while nothing is clamped.
     quick
         The same, a little wider and faster to find, for small tables.
     statistic

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,47 @@ class Proven(NamedTuple):
     body: Body
 
 
+class ReferenceBounds(Protocol):
+    """What is asked of bounds around a reference point, however they are known: the vault enforces them."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def searched(self) -> bool:
+        """Whether the second query's range is searched for, not proven."""
+        ...
+
+    @property
+    def possible(self) -> bool:
+        """Whether the model can be bounded at all."""
+        ...
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot; empty where it can."""
+        ...
+
+    def check(self) -> None:
+        """Raise `Unsupported` if it cannot."""
+        ...
+
+    def at(self, centre: np.ndarray, matrix: np.ndarray) -> Any:
+        """What holds there: `anchor`, of scalars; `body`, the set that vectors are cut to; `gradients`, its size."""
+        ...
+
+    def vector(self, body: Any, record: Mapping[str, Array]) -> Array:
+        """Vector of one record, as both queries use it: its gradient, cut to the body."""
+        ...
+
+    def whitened(self, body: Any, matrix: Array, record: Mapping[str, Array]) -> Array:
+        """The same, whitened: two of them are no further apart than `gradients.diameter`."""
+        ...
+
+    def range(self, anchor: Any, theta: Array, theta_prop: Array, lag: Array) -> tuple[Array, Array]:
+        """Range of one record's second-order scalar; pure JAX, in 64-bit mode."""
+        ...
+
+
 class Reference:
     """Bounds for Langevin around reference points of one model; built when first asked for.
 
@@ -50,6 +91,8 @@ class Reference:
         On first use, if the model has an operation without a proven second derivative, or if what the vault would sum is not
         the model's gradient.
     """
+
+    searched: bool = False
 
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self._model, self._domain = model, domain
@@ -135,6 +178,10 @@ class Reference:
     def vector(self, body: Body, record: Mapping[str, Array]) -> Array:
         """Vector of one record, as both queries use it: its gradient, cut to the body; pure JAX, in 64-bit mode."""
         return record_vector(self.remainder.program, body, record)
+
+    def whitened(self, body: Body, matrix: Array, record: Mapping[str, Array]) -> Array:
+        """The same, whitened."""
+        return matrix.T @ self.vector(body, record)
 
     def range(self, anchor: Anchor, theta: Array, theta_prop: Array, lag: Array) -> tuple[Array, Array]:
         """Range of one record's second-order scalar; pure JAX, in 64-bit mode."""

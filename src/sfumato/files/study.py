@@ -237,7 +237,7 @@ class StudyFile:
         return load_model(self.settings.model, self.base)
 
     def sensitivity(self) -> Any:
-        """How widths are known: "certify", or an object that states them."""
+        """How widths are known: "auto", "certify", or an object that states them."""
         return self.tables.sensitivity.method()
 
     @property

@@ -52,7 +52,8 @@ class Sensitivity(Table, frozen=True):
     Attributes
     ----------
     kind
-        How that is known: proven from the model, cut off, or declared by you.
+        How that is known: auto (proven from the model where that can be done, else searched for
+        and enforced), certify (proven or refused), clip (cut off) or lipschitz (declared by you).
     bound
         For clip: the range of one record's log ratio is [-bound, bound].
     per_step
@@ -63,14 +64,14 @@ class Sensitivity(Table, frozen=True):
         For lipschitz: 1, 2 or inf, the norm of the step; 2 by default.
     """
 
-    kind: Literal["certify", "clip", "lipschitz"] = "certify"
+    kind: Literal["auto", "certify", "clip", "lipschitz"] = "auto"
     bound: Positive | None = None
     per_step: Positive | None = None
     constant: Positive | None = None
     norm: float | None = None
 
     def __post_init__(self) -> None:
-        keys = {"certify": (), "clip": ("bound", "per_step"), "lipschitz": ("constant", "norm")}[self.kind]
+        keys = {"auto": (), "certify": (), "clip": ("bound", "per_step"), "lipschitz": ("constant", "norm")}[self.kind]
         if wrong := [key for key in self._stated() if key not in keys]:
             raise InvalidInput(
                 f"a sensitivity of kind {self.kind!r} takes {' and '.join(keys) or 'no other key'}, got {', '.join(wrong)}; "
@@ -84,8 +85,8 @@ class Sensitivity(Table, frozen=True):
         return {key: value for key, value in given.items() if value is not None}
 
     def method(self) -> Any:
-        """What `sample` takes: "certify", or an object that states the widths."""
+        """What `sample` takes: "auto", "certify", or an object that states the widths."""
         from sfumato.bounds import Clip, Lipschitz
 
         kinds: dict[str, Any] = {"clip": Clip, "lipschitz": Lipschitz}
-        return kinds[self.kind](**self._stated()) if self.kind in kinds else "certify"
+        return kinds[self.kind](**self._stated()) if self.kind in kinds else self.kind

@@ -362,7 +362,7 @@ model = "{model}"              # file : function or family; a Python file of you
 # sigma_floor = 0.01           # no answer with less noise than this, whatever it would cost
 # theta_bound = 100.0          # no parameter outside this, on the unconstrained scale
 # columns = ["y"]              # the columns of [domain] it is about; all of them by default
-# sensitivity = {{ kind = "certify" }}   # or {{ kind = "clip", bound = 1.0 }}, {{ kind = "lipschitz", constant = 1.0 }}
+# sensitivity = {{ kind = "auto" }}   # or certify; {{ kind = "clip", bound = 1.0 }}; {{ kind = "lipschitz", constant = 1.0 }}
 # guess = {{ p = 0.5 }}          # public knowledge, for the console's planner
 
 [budgets]                      # caps, fixed for the life of the ledger; the guarantee is that of the total

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sfumato.bounds.bounds import SEARCHED
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput
 from sfumato.kernel import Draw, Kernel, State
 from sfumato.privacy import gdp
@@ -423,6 +424,7 @@ def facts_of(
     return Facts(
         name=name, n=desk.n, rows=desk.rows, model=study.model.fingerprint(), coordinates=study.model.coordinate_names(),
         domain={key: column.to_dict() for key, column in study.domain.items()}, outside=outside, precision=precision,
-        sensitivity=study.bounds.describe(), proven=study.bounds.proven, epsilon=float(epsilon), delta=float(delta),
-        mu=mu, cap=cap_quanta(mu), shared_ledger=shared, version=__version__,
+        sensitivity=study.bounds.describe(), proven=study.bounds.proven,
+        searched=study.bounds.kind == SEARCHED, epsilon=float(epsilon), delta=float(delta), mu=mu,
+        cap=cap_quanta(mu), shared_ledger=shared, version=__version__,
     )  # fmt: skip

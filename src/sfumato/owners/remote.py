@@ -124,7 +124,7 @@ class RemoteOwner:
         return next(iter(self.studies.values())).n
 
     def study(
-        self, model: Any, domain: Mapping[str, Any] | None = None, sensitivity: Any = "certify", kernel: str = "auto"
+        self, model: Any, domain: Mapping[str, Any] | None = None, sensitivity: Any = "auto", kernel: str = "auto"
     ) -> tuple[str, Study, int]:
         """Find the approved study that is this model: its name there, the study, and its number of records.
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.bounds.reference import Reference
+from sfumato.bounds.reference import ReferenceBounds
 from sfumato.errors import Unsupported
 from sfumato.kernel import Kind, ReferenceLangevin
 from sfumato.kernel.reference import autoregression_worth
@@ -90,7 +90,7 @@ def tune(kind: Around, task: Task) -> Choice:
 
 
 @lru_cache(maxsize=16)
-def _mean_square(bounds: Reference, model: Model) -> Callable[..., Array]:
+def _mean_square(bounds: ReferenceBounds, model: Model) -> Callable[..., Array]:
     """Compile the mean squared width of the second query over given moves."""
 
     def mean(

@@ -12,6 +12,9 @@ CLAMPED = "records outside the declared domain were moved to its nearest point b
 PERHAPS_CUT = "The draws are exact only as far as no record's term was cut; whether any was is not released."
 """What is known of a chain whose range of one record's log ratio was stated and not proven."""
 
+AS_FAR_AS_SEARCHED = ", unless a record of the domain reaches further than a search and its margin"
+"""What is known of a chain whose range of one record's term was searched for: the end of a sentence that says it is exact."""
+
 
 def careless(delta: float, n: int) -> str:
     """Warn of a delta of 1/n or more, in one sentence: it is met by giving one person's record away. Else nothing."""

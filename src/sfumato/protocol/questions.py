@@ -36,6 +36,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         Fingerprint of the model, and the name of every entry of theta in order: both sides must mean the same.
     domain
         Column name -> domain, as `Domain.to_dict` gives it.
+    proven, searched
+        How the range of a record's log ratio is known: by a proof, or by a search over the domain; neither, if it was stated.
     cap
         Quanta of this study's account; its guarantee is that of this cap.
     theta_bound
@@ -52,6 +54,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     sensitivity: str
     proven: bool
+    searched: bool = False
     epsilon: float
     delta: float
     mu: float

@@ -23,7 +23,7 @@ from sfumato.planner import MAX_RELEASES, Plan, build_kernel
 from sfumato.planner.belief import prior_precision
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
-from sfumato.privacy.statement import PERHAPS_CUT, Statement
+from sfumato.privacy.statement import AS_FAR_AS_SEARCHED, PERHAPS_CUT, Statement
 from sfumato.run.interruption import until_asked
 from sfumato.run.journal import Journal, Saved
 from sfumato.study.target import Study
@@ -190,17 +190,18 @@ def take_up(chain: Chain, saved: Saved) -> None:
     chain.stream.skip(chain.kernel, len(saved.transcript["accepted"]))
 
 
-def exactness(chain: Chain, proven: bool, outside: str) -> str:
+def exactness(chain: Chain, proven: bool, outside: str, *, searched: bool = False) -> str:
     """Whether the draws come from the exact posterior, in one sentence."""
     model = "the stated model given the clamped records" if outside == "clamp" else "the stated model"
+    if not (proven or searched or chain.kernel.trust_radius is not None):
+        return PERHAPS_CUT
+    within = ""
     if chain.kernel.trust_radius is not None:
-        return (
-            f"The draws come from the exact posterior of {model}, restricted to parameters within "
-            f"{chain.kernel.trust_radius:.1f} planned posterior standard deviations of the pilot's centre."
+        within = (
+            f", restricted to parameters within {chain.kernel.trust_radius:.1f} planned posterior standard deviations of the "
+            "pilot's centre"
         )
-    if proven:
-        return f"The draws come from the exact posterior of {model}."
-    return PERHAPS_CUT
+    return f"The draws come from the exact posterior of {model}{within}{AS_FAR_AS_SEARCHED if searched else ''}."
 
 
 def join_parts(chain: Chain) -> dict[str, np.ndarray]:

@@ -62,7 +62,7 @@ def estimate(
     epsilon: float | None = None,
     delta: float | None = None,
     n: int | None = None,
-    sensitivity: Any = "certify",
+    sensitivity: Any = "auto",
     outside: str = "refuse",
     draws: int = 1000,
     seed: int | None = None,

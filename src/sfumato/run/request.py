@@ -16,7 +16,7 @@ class Request:
     """
 
     kernel: str = "auto"
-    sensitivity: Any = "certify"
+    sensitivity: Any = "auto"
     chains: int = 4
     seed: int | None = None
     guess: Mapping[str, Any] | None = None

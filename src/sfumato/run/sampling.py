@@ -18,6 +18,7 @@ import numpy as np
 
 from sfumato.analysis.estimate import Estimate
 from sfumato.analysis.result import Run, StopReason
+from sfumato.bounds.bounds import SEARCHED_SENTENCE
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput, OwnerError, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
@@ -81,7 +82,7 @@ def sample(
     delta: float | None = None,
     n: int | None = None,
     kernel: str = "auto",
-    sensitivity: Any = "certify",
+    sensitivity: Any = "auto",
     outside: str = "refuse",
     chains: int = 4,
     seed: int | None = None,
@@ -120,7 +121,8 @@ def sample(
     kernel
         "auto", or one by its name: "guided", "componentwise", "random-walk", "langevin", or what was registered besides.
     sensitivity
-        "certify", or `Clip`, `Lipschitz`, `Range`.
+        "auto": proven where the program has rules for it, else searched for over the domain, with a margin, and enforced.
+        "certify" insists on a proof. `Clip`, `Lipschitz`, `Range` state the width.
     outside
         "refuse" or "clamp": what happens to records outside the domain.
     chains, seed
@@ -219,7 +221,7 @@ def resume(
     *,
     model: Model | Family | Callable[..., Any] | None = None,
     ledger: Ledger | None = None,
-    sensitivity: Any = "certify",
+    sensitivity: Any = "auto",
     guess: Mapping[str, Any] | None = None,
     pilot_share: float | None = None,
     force: bool = False,
@@ -314,7 +316,7 @@ def plan(
     epsilon: float | None = None,
     delta: float | None = None,
     kernel: str = "auto",
-    sensitivity: Any = "certify",
+    sensitivity: Any = "auto",
     chains: int = 4,
     guess: Mapping[str, Any] | None = None,
     example: Mapping[str, Any] | None = None,
@@ -631,6 +633,8 @@ def _statement(chain: Chain, opened: Opened) -> Statement | JointStatement:
 def _promised(chain: Chain, opened: Opened, i: int) -> Statement:
     """What one owner promised, and whether its part of the draws is exact."""
     facts = opened.access.facts[i]
-    return promised(
-        opened, i, chain.releases + opened.access.unused, exactness(chain, facts.proven, facts.outside) + box(opened)
-    )
+    around = opened.studies[i].reference_bounds if chain.kernel.second == "remainder" else None
+    searched = facts.searched if around is None else around.searched
+    exact = exactness(chain, facts.proven, facts.outside, searched=searched) + box(opened)
+    statement = promised(opened, i, chain.releases + opened.access.unused, exact)
+    return replace(statement, sensitivity=SEARCHED_SENTENCE) if searched else statement

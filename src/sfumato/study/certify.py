@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sfumato.bounds import CERTIFY
 from sfumato.domain import Domain
 from sfumato.model.base import theta_of
 from sfumato.study.target import make_study
@@ -41,7 +42,7 @@ def certify(
     InvalidInput
         A value is missing, of the wrong shape, or outside its support.
     """
-    study = make_study(model, domain)
+    study = make_study(model, domain, CERTIFY)
     here, there = theta_of(study.model, theta, "theta"), theta_of(study.model, theta_prop, "theta_prop")
     with jax.enable_x64(True):
         lo, hi = quick_jit(study.bounds.range)(jnp.asarray(here), jnp.asarray(there))

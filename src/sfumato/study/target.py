@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sfumato.bounds import Bounds, bounds_for
+from sfumato.bounds import CERTIFY, FROM_THE_MODEL, Bounds, bounds_for
 from sfumato.bounds.certifier import canonical_log_likelihood
-from sfumato.bounds.reference import Reference
+from sfumato.bounds.reference import Reference, ReferenceBounds
+from sfumato.bounds.searched import BestReference, SearchedReference
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
@@ -37,7 +38,7 @@ class Study(NamedTuple):
     family, natural
         The exponential family, where the model is one; and whether theta is its natural parameter.
     reference_bounds
-        What is proven around a reference point; None for a family, and where the study rests on stated bounds.
+        What holds around a reference point; None for a family, and where the study rests on stated bounds.
     """
 
     model: Model
@@ -45,7 +46,7 @@ class Study(NamedTuple):
     bounds: Bounds
     family: Family | None = None
     natural: bool = False
-    reference_bounds: Reference | None = None
+    reference_bounds: ReferenceBounds | None = None
 
     # -- which kernels it can have --------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ class Study(NamedTuple):
         if second != "remainder" or self.family is not None:
             return ""
         if self.reference_bounds is None:
-            return "its bounds are proven, and the sensitivity here is stated"
+            return "its bounds follow from the model, and the sensitivity here is stated"
         return self.reference_bounds.why_not
 
     def kernels(self, name: str = AUTO) -> tuple[list[type[Kind]], dict[str, str]]:
@@ -130,22 +131,22 @@ class Study(NamedTuple):
 def make_study(
     model: Model | Family | Callable[..., Any],
     domain: Mapping[str, Domain] | None = None,
-    sensitivity: Any = "certify",
+    sensitivity: Any = AUTO,
     kernel: str = "",
 ) -> Study:
     """Check and assemble a study; a family brings its own domain and its own exact bounds.
 
     For kernels that move by the statistic, and for "auto", a regular family is studied in its natural parameter.
     """
-    certified = isinstance(sensitivity, str) and sensitivity == "certify"
+    from_the_model = isinstance(sensitivity, str) and sensitivity in FROM_THE_MODEL
     by_statistic = kernel != AUTO and asks_first(kernel)
     if isinstance(model, Family):
-        if by_statistic or (kernel == AUTO and certified and model.regular):
+        if by_statistic or (kernel == AUTO and from_the_model and model.regular):
             return _natural_study(model, domain)
         return _family_study(model, domain, sensitivity)
-    if by_statistic and not certified:
+    if by_statistic and not from_the_model:
         raise InvalidInput(
-            f"kernel={kernel!r} needs proven bounds: leave sensitivity= at 'certify', or use kernel='guided'."
+            f"kernel={kernel!r} needs bounds that follow from the model: leave sensitivity= at 'auto', or use kernel='guided'."
         )
     if domain is None:
         raise InvalidInput(
@@ -158,9 +159,9 @@ def make_study(
     else:
         program = _program(from_numpyro(model, checked), checked)
     check_whole(program.model, checked)
-    if not certified:
+    if not from_the_model:
         return Study(_first(program), checked, bounds_for(_first(program), checked, sensitivity))
-    study = _proven(program)
+    study = _bounded(program, sensitivity)
     if study.reference_bounds is not None and by_statistic:
         study.reference_bounds.check()
     return study
@@ -238,9 +239,13 @@ def _first(program: _Program) -> Model:
 
 
 @lru_cache(maxsize=_KEPT)
-def _proven(program: _Program) -> Study:
+def _bounded(program: _Program, sensitivity: str) -> Study:
+    """The study of a program whose bounds follow from it: all proven, or searched for where there is no proof."""
     model, domain = _first(program), program.domain
-    return Study(model, domain, bounds_for(model, domain), reference_bounds=Reference(model, domain))
+    reference: ReferenceBounds = Reference(model, domain)
+    if sensitivity != CERTIFY:
+        reference = BestReference(reference, SearchedReference(model, domain))
+    return Study(model, domain, bounds_for(model, domain, sensitivity), reference_bounds=reference)
 
 
 # -- families -----------------------------------------------------------------------------------------------------------
@@ -266,7 +271,7 @@ def _natural(family: Family) -> tuple[Model, Bounds]:
 def _family_study(family: Family, domain: Mapping[str, Domain] | None, sensitivity: Any) -> Study:
     own = _own_domain(family, domain)
     built = family.to_model()
-    bounds = _exact(family) if isinstance(sensitivity, str) and sensitivity == "certify" else None
+    bounds = _exact(family) if isinstance(sensitivity, str) and sensitivity in FROM_THE_MODEL else None
     return Study(built, own, bounds or bounds_for(built, own, sensitivity), family)
 
 

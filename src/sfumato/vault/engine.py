@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import numpy as np
 
+from sfumato.bounds.balls import Balls
 from sfumato.bounds.body import Body
-from sfumato.bounds.reference import Reference
+from sfumato.bounds.reference import Reference, ReferenceBounds
 from sfumato.errors import InvalidInput
 from sfumato.study.target import Study
 from sfumato.vault.blocks import BLOCK, Evaluation, Rows
@@ -126,11 +127,11 @@ class LocalEngine:
     ) -> None:
         check_precision(precision)
         self.how = Evaluation(study.model, study.domain, precision)
-        self.reference = study.reference_bounds or Reference(
+        self.reference: ReferenceBounds = study.reference_bounds or Reference(
             study.model, study.domain
         )  # nothing is built before it is asked for
         self._kept: Kept | None = None
-        self._vectors: tuple[np.ndarray, Array] | None = None
+        self._vectors: tuple[list[np.ndarray], Array] | None = None
         self.load(records)
         self._whole = self._rows if whole is None else whole
         release_memory()
@@ -207,18 +208,18 @@ class LocalEngine:
         """Keep terms for the next round: see `Kept`."""
         self._kept = Kept(*kept)
 
-    def vectors_at(self, body: Body) -> Array:
+    def vectors_at(self, body: Body | Balls) -> Array:
         """Vector of every row at a reference point, shape (row, d); kept for the next round. Private."""
-        centre = np.asarray(body.theta)
-        if self._vectors is None or not np.array_equal(self._vectors[0], centre):
+        parts = [np.asarray(part) for part in jax.tree.leaves(body)]
+        if self._vectors is None or not all(map(np.array_equal, self._vectors[0], parts)):
             run = self.program("vectors", self._all_vectors)
-            self._vectors = centre, run(self.records, jax.device_put(body))
+            self._vectors = parts, run(self.records, jax.device_put(body))
         return self._vectors[1]
 
     def _all_vectors(self) -> Callable[..., Any]:
         how, vector = self.how, self.reference.vector
 
-        def run(rows: Rows, body: Body) -> Array:
+        def run(rows: Rows, body: Body | Balls) -> Array:
             typed = how.typed(rows, "float64")
             return jax.lax.map(lambda record: vector(body, record).astype(how.precision), typed, batch_size=BLOCK)
 

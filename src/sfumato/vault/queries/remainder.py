@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sfumato.bounds.balls import Balls
 from sfumato.bounds.body import Body
-from sfumato.bounds.reference import Proven, Reference
+from sfumato.bounds.reference import Proven, ReferenceBounds
 from sfumato.bounds.remainder import Anchor
+from sfumato.bounds.searched import Bank, Searched
 from sfumato.kernel import Heard, Move, ReferenceLangevin, State
 from sfumato.kernel.loop import Priced
 from sfumato.privacy.budget import cost_quanta
@@ -37,8 +39,8 @@ Array: TypeAlias = Any
 
 
 def price(
-    reference: Reference, points: tuple[Array, ...], asked: Array, gamma: Array, n: Array, sigma: Array,
-    anchor: Anchor | None = None,
+    reference: ReferenceBounds, points: tuple[Array, ...], asked: Array, gamma: Array, n: Array, sigma: Array,
+    anchor: Anchor | Bank | None = None,
 ) -> Priced:  # fmt: skip
     """Integer ranges of the scalars, chain by chain, and their cost. Public: it knows of no record.
 
@@ -65,14 +67,14 @@ class Change(NamedTuple):
 
 
 def sum_change(
-    how: Evaluation, reference: Reference, rows: Rows, change: Change, vectors: Array | Body, gamma: float
+    how: Evaluation, reference: ReferenceBounds, rows: Rows, change: Change, vectors: Array | Body | Balls, gamma: float
 ) -> tuple[Array, Array]:
     """Integer sum of one chain's scalars, and the terms at the proposal. Private.
 
     `vectors` are those of every row at the reference point; or the body there, and everything is evaluated block by block.
     """
     theta, kept, theta_prop, slope, clamp = change
-    if not isinstance(vectors, Body):
+    if isinstance(vectors, jax.Array):
         proposed = how.terms(rows, theta_prop)
         second = (proposed - kept).astype(jnp.float64) - (vectors @ slope.astype(vectors.dtype)).astype(jnp.float64)
         return add_up(lattice.to_lattice(second, clamp, gamma), rows, axis=0), proposed
@@ -97,7 +99,7 @@ class RemainderSum(NamedTuple):
     theta: np.ndarray
     theta_prop: np.ndarray
     slope: np.ndarray
-    body: Body
+    body: Body | Balls
     lo: np.ndarray
     hi: np.ndarray
     gamma: float
@@ -108,7 +110,7 @@ class RemainderSum(NamedTuple):
         cached, how, reference, gamma = table.keeps_vectors(chains), table.how, table.reference, self.gamma
         each, whole = (float, (chains, dim)), (int, (chains,))
 
-        def run(rows: Rows, vectors: Array | Body, here: Array, there: Array, numbers: Array) -> Any:
+        def run(rows: Rows, vectors: Array | Body | Balls, here: Array, there: Array, numbers: Array) -> Any:
             parts = unpack(numbers, (bool, (chains,)), each, each, each, whole, whole)
             chosen, theta, theta_prop, slope, lo, hi = parts
             kept = jnp.where(chosen[:, None], there, here)
@@ -138,8 +140,8 @@ class Held(NamedTuple):
     """What the loop asks: rows; of every chain the anchor, the body and the exact sum at its point; vectors that are kept."""
 
     rows: Rows
-    anchor: Anchor
-    body: Body
+    anchor: Anchor | Bank
+    body: Body | Balls
     totals: Array
     vectors: Array
 
@@ -213,7 +215,7 @@ class RemainderSource:
 
 
 @lru_cache(maxsize=32)
-def _price_alone(reference: Reference, chains: int, dim: int) -> Callable[..., Any]:
+def _price_alone(reference: ReferenceBounds, chains: int, dim: int) -> Callable[..., Any]:
     """Compile a price: (anchor, what is asked, packed) -> the price, packed. Owners in this process share it."""
     rows = (float, (chains, dim))
 
@@ -230,7 +232,9 @@ def _price_alone(reference: Reference, chains: int, dim: int) -> Callable[..., A
 class RemainderRounds:
     """Rounds around a reference point: one second-order scalar per chain."""
 
-    def __init__(self, engine: Engine, reference: Reference, proven: Proven, terms: Terms, pool: NoisePool) -> None:
+    def __init__(
+        self, engine: Engine, reference: ReferenceBounds, proven: Proven | Searched, terms: Terms, pool: NoisePool
+    ) -> None:
         self._engine, self._terms, self._dim, self.pools = engine, terms, len(terms.centre), [pool]
         self._body, self._anchor = jax.tree.map(np.asarray, proven.body), proven.anchor
         self._price = _price_alone(reference, terms.chains, self._dim)

@@ -18,8 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.bounds.balls import SHORTENED, Balls, shortened
 from sfumato.bounds.body import Body
 from sfumato.bounds.reference import Proven
+from sfumato.bounds.searched import Searched
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
@@ -36,8 +38,6 @@ from sfumato.vault.queries.base import YES, Answer, Quote, matrix_of
 
 Array: TypeAlias = Any
 
-SHORTENED = 1.0 + 2.0**-20
-"""Shortening in floating point (float32 at worst) can leave a vector longer than the radius by this factor at most."""
 SMALLEST = 2.0**-100
 """Of a radius or a sigma: far from where a float64, or its square, underflows."""
 EVALUATION = 2.0**-40
@@ -119,13 +119,6 @@ def _pilot_program(
         return sum_in_box(rows, how.typed, vector, Box(-most, most, 0), gamma)
 
     return jax.jit(run, compiler_options=LEAN)
-
-
-def shortened(value: Array, radius: Array) -> Array:
-    """Shorten a vector to `radius`, in units of its largest entry: the square of a tiny length would underflow."""
-    largest = jnp.max(jnp.abs(value))
-    unit = value / jnp.where(largest > 0, largest, 1.0)
-    return unit * jnp.minimum(largest, radius / jnp.maximum(jnp.linalg.norm(unit), 1.0))
 
 
 def pilot_sum(asked: Release, n: int, dim: int) -> PilotSum:
@@ -256,7 +249,7 @@ def evaluation_error(family: Family, matrix: np.ndarray) -> np.ndarray:
 class ScoreSum(NamedTuple):
     """Whitened scores A' s(y) at a reference point, each cut to the body there. See `score_sum`."""
 
-    body: Body
+    body: Body | Balls
     matrix: np.ndarray
     box: Box
     gamma: float
@@ -265,16 +258,16 @@ class ScoreSum(NamedTuple):
 
     def sum(self, table: LocalEngine) -> Array:
         """Integer sum."""
-        how, cut = table.how, table.reference.vector
+        how, cut = table.how, table.reference.whitened
 
-        def run(rows: Rows, body: Body, matrix: Array, box: Box, gamma: Array) -> Array:
+        def run(rows: Rows, body: Body | Balls, matrix: Array, box: Box, gamma: Array) -> Array:
             typed = lambda block: how.typed(block, "float64")  # noqa: E731
-            return sum_in_box(rows, typed, lambda record: matrix.T @ cut(body, record), box, gamma)
+            return sum_in_box(rows, typed, lambda record: cut(body, matrix, record), box, gamma)
 
         return table.program("score", lambda: jax.jit(run))(table.records, *map(jax.device_put, self[:4]))
 
 
-def score_sum(proven: Proven, matrix: np.ndarray, gamma: float, n: int) -> ScoreSum:
+def score_sum(proven: Proven | Searched, matrix: np.ndarray, gamma: float, n: int) -> ScoreSum:
     r"""The scores of n records, refused where their sum would leave 64 bits.
 
     One record moves the sum by the diameter of the whitened body, :math:`\gamma\sqrt d` for rounding, and what multiplying the

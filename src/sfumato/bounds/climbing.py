@@ -1,0 +1,73 @@
+r"""The range of a record's scalar, searched for: values on made-up records, the furthest of them moved on, and a margin.
+
+One step is that of Frank and Wolfe (1956): real columns go towards the corner of the domain that the scalar's slope points to,
+all or part of the way, if that is further. Whole-numbered columns stay, so the made-up records must have their values. Pure JAX:
+the search is made again for every pair of parameters.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sfumato.bounds.interval import Array
+from sfumato.domain import Domain
+
+MARGIN = 0.1
+"""Of the width met, added on either side of a range."""
+CLIMBED = 6
+"""Records at either end that are moved on."""
+STEPS = 3
+"""Times that they are moved."""
+PARTS = (0.25, 0.5, 1.0)
+"""Of the way that are tried."""
+
+
+class Climber:
+    """Moves records of a domain to where a scalar is larger."""
+
+    def __init__(self, domain: Mapping[str, Domain]) -> None:
+        self._domain = dict(domain)
+        self.reals = [name for name, d in domain.items() if not d.discrete]
+
+    def typed(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Columns as the vault types them: whole numbers, and float64."""
+        return {
+            name: np.asarray(batch[name]).astype(d.dtype if d.discrete else np.float64)
+            for name, d in self._domain.items()
+        }
+
+    def widest(self, scalar: Callable[..., Array], records: Mapping[str, Array], met: Array) -> tuple[Array, Array]:
+        """Least and largest value, given those of the records, with a margin; of the negated scalar they are these negated."""
+        low, high = jnp.min(met), jnp.max(met)
+        if self.reals:
+            which = jnp.concatenate([jax.lax.top_k(sign * met, CLIMBED)[1] for sign in (1.0, -1.0)])
+            sign = jnp.repeat(jnp.array([1.0, -1.0]), CLIMBED)
+            moved = {name: column[which] for name, column in records.items()}
+            for _ in range(STEPS):
+                moved, values = jax.vmap(lambda s, r: self.step(lambda x: s * scalar(x), r))(sign, moved)
+                low, high = jnp.minimum(low, jnp.min(sign * values)), jnp.maximum(high, jnp.max(sign * values))
+        room = MARGIN * (high - low)
+        return low - room, high + room
+
+    def step(self, value: Callable[..., Array], record: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+        """Move one record's real columns towards the corner that the slope points to; stay where that is no further."""
+        fixed = dict(record)
+        reals = {name: fixed.pop(name) for name in self.reals}
+        corner = {}
+        for name, direction in jax.grad(lambda r: value(fixed | r))(reals).items():
+            d = self._domain[name]
+            usable = jnp.where(jnp.all(jnp.isfinite(direction)), direction, 0.0)
+            corner[name] = d.clamp(jax.grad(d.support)(usable))
+        tried = [reals] + [{k: (1 - t) * reals[k] + t * corner[k] for k in reals} for t in PARTS]
+        values = jnp.stack([value(fixed | r) for r in tried])
+        # The record itself may have no finite value: then it stays, and its value is what it is.
+        best = jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
+        return fixed | {k: jnp.stack([r[k] for r in tried])[best] for k in reals}, values[best]
+
+
+def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Batches one after the other."""
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
