@@ -14,6 +14,7 @@ import numpy as np
 
 from sfumato.bounds.interval import Array
 from sfumato.domain import Domain
+from sfumato.model.trials import as_model_input
 
 MARGIN = 0.1
 """Of the width met, added on either side of a range."""
@@ -21,8 +22,8 @@ CLIMBED = 6
 """Records at either end that are moved on."""
 STEPS = 3
 """Times that they are moved."""
-PARTS = (0.25, 0.5, 1.0)
-"""Of the way that are tried."""
+PARTS = (0.03, 0.1, 0.3, 1.0)
+"""Of the way that are tried, by each real column alone and by all together: the furthest record may lie inside of one."""
 
 
 class Climber:
@@ -61,11 +62,23 @@ class Climber:
             d = self._domain[name]
             usable = jnp.where(jnp.all(jnp.isfinite(direction)), direction, 0.0)
             corner[name] = d.clamp(jax.grad(d.support)(usable))
-        tried = [reals] + [{k: (1 - t) * reals[k] + t * corner[k] for k in reals} for t in PARTS]
+        movers = [self.reals] if len(self.reals) == 1 else [self.reals, *([name] for name in self.reals)]
+        tried = [reals] + [
+            reals | {k: (1 - part) * reals[k] + part * corner[k] for k in moving} for moving in movers for part in PARTS
+        ]
         values = jnp.stack([value(fixed | r) for r in tried])
         # The record itself may have no finite value: then it stays, and its value is what it is.
         best = jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
         return fixed | {k: jnp.stack([r[k] for r in tried])[best] for k in reals}, values[best]
+
+
+def mixed(domain: Mapping[str, Domain], rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
+    """Records of which each column is extreme or anywhere in its domain, as chance has it."""
+    batch = {}
+    for name, d in domain.items():
+        ends = rng.random((size, *[1] * len(d.shape))) < 0.5
+        batch[name] = as_model_input(d, np.where(ends, d.extremes(rng, size), d.sample(rng, size)))
+    return batch
 
 
 def joined(batches: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -40,16 +40,16 @@ class Proven(NamedTuple):
     gradients: GradientSet
     body: Body
 
+    @property
+    def searched(self) -> bool:
+        """Found by a search, not proven."""
+        return False
+
 
 class ReferenceBounds(Protocol):
     """What is asked of bounds around a reference point, however they are known: the vault enforces them."""
 
     def __hash__(self) -> int: ...
-
-    @property
-    def searched(self) -> bool:
-        """Whether the second query's range is searched for, not proven."""
-        ...
 
     @property
     def possible(self) -> bool:
@@ -66,7 +66,7 @@ class ReferenceBounds(Protocol):
         ...
 
     def at(self, centre: np.ndarray, matrix: np.ndarray) -> Any:
-        """What holds there: `anchor`, of scalars; `body`, the set that vectors are cut to; `gradients`, its size."""
+        """What holds there: `anchor`, `gradients`, `body`; and whether it was `searched` for."""
         ...
 
     def vector(self, body: Any, record: Mapping[str, Array]) -> Array:
@@ -91,8 +91,6 @@ class Reference:
         On first use, if the model has an operation without a proven second derivative, or if what the vault would sum is not
         the model's gradient.
     """
-
-    searched: bool = False
 
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self._model, self._domain = model, domain

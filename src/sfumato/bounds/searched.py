@@ -30,7 +30,7 @@ Frank & Wolfe 1956.
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +38,14 @@ import numpy as np
 
 from sfumato.bounds import synthetic
 from sfumato.bounds.balls import Balls, Kinds, diameter, enclosing
-from sfumato.bounds.climbing import STEPS, Climber, joined
+from sfumato.bounds.body import Body
+from sfumato.bounds.climbing import STEPS, Climber, joined, mixed
 from sfumato.bounds.gradients import GUARD, GradientSet
 from sfumato.bounds.interval import Array
-from sfumato.bounds.reference import ReferenceBounds
+from sfumato.bounds.reach import Search
+from sfumato.bounds.reach import diameter as furthest_apart
+from sfumato.bounds.reference import Proven, Reference
+from sfumato.bounds.remainder import Anchor
 from sfumato.domain import Domain
 from sfumato.errors import Unsupported
 from sfumato.model.base import Model
@@ -56,6 +60,8 @@ MOVES = 48
 """Moves around the reference point whose furthest records join the bank."""
 BEST = 3
 """Records that join for either end of each of them."""
+TIGHT = 1.3
+"""Budget that a proof may cost, over what records were found to need, before a search is made in its place."""
 KINK = 0.35
 """Largest change of a gradient over a tenth of a distance, beside that over the whole: a smooth one changes by a tenth."""
 FAR = 10.0
@@ -100,14 +106,17 @@ class Searched(NamedTuple):
     gradients: GradientSet
     body: Balls
 
+    @property
+    def searched(self) -> bool:
+        """Found by a search, not proven."""
+        return True
+
 
 class SearchedReference:
     """Bounds for Langevin around reference points of one model: searched for, with a margin, and enforced.
 
     It offers what `reference.Reference` offers.
     """
-
-    searched: bool = True
 
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self._model, self._domain = model, dict(domain)
@@ -213,10 +222,9 @@ class SearchedReference:
     def _bank(self, centre: np.ndarray, matrix: np.ndarray) -> dict[str, np.ndarray]:
         """Corners, records as the model makes them, and those that reach furthest for moves around the reference point."""
         model, domain, rng = self._model, self._domain, np.random.default_rng(0)
-        anywhere = {name: as_model_input(d, d.sample(rng, _EACH)) for name, d in domain.items()}
         sorts = [
             synthetic.extreme(domain, _EACH), synthetic.uniform(model, domain, centre, _EACH),
-            synthetic.uniform(model, domain, centre, _EACH, 1, 0.5), anywhere, self._corners(),
+            synthetic.uniform(model, domain, centre, _EACH, 1, 0.5), mixed(domain, rng, _EACH), self._corners(),
         ]  # fmt: skip
         pool = self._sound(centre, joined([self._climber.typed(batch) for batch in sorts]))
         size = len(next(iter(pool.values())))
@@ -255,10 +263,9 @@ class SearchedReference:
         of = rng.integers(0, number, size)
         entries = sum(d.size for d in self._domain.values())
         out = {}
+        fresh = mixed(self._domain, rng, size)
         for name, d in self._domain.items():
-            ends = rng.random((size, *[1] * len(d.shape))) < 0.5
-            fresh = np.where(ends, d.extremes(rng, size), d.sample(rng, size))
-            out[name] = d.vary(parents[name][of], fresh, max(1.5 / entries, 0.1), rng)
+            out[name] = d.vary(parents[name][of], fresh[name], max(1.5 / entries, 0.1), rng)
         return self._climber.typed(out)
 
     def _moves(self, centre: np.ndarray, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -288,11 +295,7 @@ class SearchedReference:
         kinds = self._kinds
         each = max(16, _PER_KIND // kinds.number)
         rng, number = np.random.default_rng(3), np.repeat(np.arange(kinds.number), each)
-        batch = {}
-        for name, d in self._domain.items():
-            ends = np.arange(len(number)).reshape(-1, *[1] * len(d.shape)) % 2 == 0
-            batch[name] = np.where(ends, d.extremes(rng, len(number)), d.sample(rng, len(number)))
-        batch = self._climber.typed(batch | kinds.values(number))
+        batch = self._climber.typed(mixed(self._domain, rng, len(number)) | kinds.values(number))
         white = np.asarray(self._scores(centre, batch)) @ matrix
         middle = np.nanmean(np.where(np.isfinite(white), white, np.nan), axis=0)
         climbed = np.asarray(self._reach(centre, matrix, middle, batch)) if self._climber.reals else white
@@ -347,46 +350,67 @@ class SearchedReference:
 
 
 class BestReference:
-    """Proven bounds where the program has rules for them, else searched ones: what `sensitivity="auto"` takes."""
+    """Proven bounds where the program has rules for them and they are tight, else searched ones: `sensitivity="auto"`.
 
-    def __init__(self, proven: ReferenceBounds, searched: ReferenceBounds) -> None:
-        self._proven, self._searched = proven, searched
+    The choice is made for every reference point, from public numbers alone, so an owner and an analyst make the same one.
+    """
 
-    @cached_property
-    def _best(self) -> ReferenceBounds:
-        return self._proven if self._proven.possible else self._searched
-
-    @property
-    def searched(self) -> bool:
-        """Whether the second query's range is searched for."""
-        return self._best.searched
-
-    def check(self) -> None:
-        """Raise `Unsupported` if there can be no Langevin."""
-        self._best.check()
+    def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
+        self._model, self._domain = model, domain
+        self._proven, self._searched = Reference(model, domain), SearchedReference(model, domain)
+        self._chosen = lru_cache(maxsize=KEPT)(self._choose_at)
 
     @property
     def possible(self) -> bool:
         """Whether there can be Langevin."""
-        return self._best.possible
+        return not self.why_not
 
     @property
     def why_not(self) -> str:
         """Why there can be none; empty where there can."""
-        return self._best.why_not
+        return "" if self._proven.possible else self._searched.why_not
 
-    def at(self, centre: np.ndarray, matrix: np.ndarray) -> Any:
+    def check(self) -> None:
+        """Raise `Unsupported` if there can be no Langevin."""
+        if not self._proven.possible:
+            self._searched.check()
+
+    def at(self, centre: np.ndarray, matrix: np.ndarray) -> Proven | Searched:
         """What holds at a reference point."""
-        return self._best.at(centre, matrix)
+        point, root = np.asarray(centre, np.float64), np.asarray(matrix, np.float64)
+        return self._chosen(point.tobytes(), root.tobytes())
 
-    def vector(self, body: Any, record: Mapping[str, Array]) -> Array:
+    def _choose_at(self, point: bytes, root: bytes) -> Proven | Searched:
+        centre = np.frombuffer(point)
+        matrix = np.frombuffer(root).reshape(len(centre), -1)
+        proven = self._try_proof(centre, matrix)
+        if proven is None:
+            return self._searched.at(centre, matrix)
+        with jax.enable_x64(True):
+            met = furthest_apart(Search(self._model, [self._domain]).vectors("gradient", centre, matrix))
+        if proven.gradients.diameter**2 <= TIGHT * met**2 or not self._searched.possible:
+            return proven
+        found = self._searched.at(centre, matrix)
+        return found if TIGHT * found.gradients.diameter**2 < proven.gradients.diameter**2 else proven
+
+    def _try_proof(self, centre: np.ndarray, matrix: np.ndarray) -> Proven | None:
+        try:
+            return self._proven.at(centre, matrix) if self._proven.possible else None
+        except Unsupported:  # gradients without a bound, here
+            return None
+
+    def vector(self, body: Body | Balls, record: Mapping[str, Array]) -> Array:
         """Vector of one record, as both queries use it."""
-        return self._best.vector(body, record)
+        return self._searched.vector(body, record) if isinstance(body, Balls) else self._proven.vector(body, record)
 
-    def whitened(self, body: Any, matrix: Array, record: Mapping[str, Array]) -> Array:
+    def whitened(self, body: Body | Balls, matrix: Array, record: Mapping[str, Array]) -> Array:
         """The same, whitened."""
-        return self._best.whitened(body, matrix, record)
+        if isinstance(body, Balls):
+            return self._searched.whitened(body, matrix, record)
+        return self._proven.whitened(body, matrix, record)
 
-    def range(self, anchor: Any, theta: Array, theta_prop: Array, lag: Array) -> tuple[Array, Array]:
+    def range(self, anchor: Anchor | Bank, theta: Array, theta_prop: Array, lag: Array) -> tuple[Array, Array]:
         """Range of one record's second-order scalar."""
-        return self._best.range(anchor, theta, theta_prop, lag)
+        if isinstance(anchor, Bank):
+            return self._searched.range(anchor, theta, theta_prop, lag)
+        return self._proven.range(anchor, theta, theta_prop, lag)

@@ -8,11 +8,10 @@ import numpy as np
 
 from sfumato.bounds import synthetic
 from sfumato.bounds.bounds import SEARCHED, Bounds
-from sfumato.bounds.climbing import Climber, joined
+from sfumato.bounds.climbing import Climber, joined, mixed
 from sfumato.bounds.interval import Array
 from sfumato.domain import Domain
 from sfumato.model.base import Model
-from sfumato.model.trials import as_model_input
 
 _EACH = 384  # corners, and records all over the domain
 _DRAWN = 64  # records that the model makes at each of a few draws from the prior
@@ -40,9 +39,10 @@ def searched_bounds(model: Model, domain: Mapping[str, Domain]) -> Bounds:
 def _bank(model: Model, domain: Mapping[str, Domain], climber: Climber) -> dict[str, np.ndarray]:
     """Made-up records, always the same: corners, records all over the domain, and records that the model makes."""
     rng = np.random.default_rng(0)
-    anywhere = {name: as_model_input(d, d.sample(rng, _EACH)) for name, d in domain.items()}
     drawn = [
         synthetic.uniform(model, domain, np.asarray(model.sample_prior(jax.random.key(i)), np.float64), _DRAWN, i)
         for i in range(_PRIORS)
     ]
-    return joined([climber.typed(batch) for batch in (synthetic.extreme(domain, _EACH), anywhere, *drawn)])
+    return joined(
+        [climber.typed(batch) for batch in (synthetic.extreme(domain, _EACH), mixed(domain, rng, _EACH), *drawn)]
+    )

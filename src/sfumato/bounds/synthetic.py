@@ -22,6 +22,9 @@ Batch: TypeAlias = dict[str, np.ndarray]
 SIZE = 2048
 """Made-up records in a batch: always as many, so that nothing is compiled twice."""
 
+_NOTHING = 1e-20
+"""Mean squared score along a direction, beside the largest, from which on no record speaks of it."""
+
 
 def uniform(
     model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size: int = SIZE, seed: int = 0, spread: float = 1.0
@@ -47,11 +50,34 @@ def _drawn_in(column: Domain, values: np.ndarray, spread: float) -> np.ndarray:
 
 def silent(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> np.ndarray:
     """Which coordinates of theta no record speaks of (a hierarchy's hyperparameters): their score is zero, whoever is asked."""
+    slopes = _all_slopes(model, domain, theta)
+    return np.asarray(np.all(slopes == 0, axis=0) & ~np.all(slopes == 0))
+
+
+def silent_directions(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> np.ndarray:
+    """Directions that no record speaks of, as orthonormal columns: silent coordinates, and what is there twice.
+
+    An intercept beside an effect for every group may go up by as much as all effects go down: the likelihood stays the same, for
+    any record, and the posterior along it is the prior's.
+    """
+    slopes = _all_slopes(model, domain, theta)
+    slopes = slopes[np.isfinite(slopes).all(axis=1)]
+    size = np.sqrt((slopes**2).mean(axis=0)) if len(slopes) else np.zeros(model.dim)
+    if not size.any():
+        return np.zeros((model.dim, 0))
+    unit = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh((slopes / unit).T @ (slopes / unit) / len(slopes))
+    # Scores are exact to rounding, and these are their squares.
+    null = vectors[:, values < _NOTHING * values[-1]] / unit[:, None]
+    return np.asarray(np.linalg.qr(null)[0])
+
+
+def _all_slopes(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> np.ndarray:
+    """Scores of far-reaching and of likely records, at theta and at a few parameters from the prior."""
     draws = compiled.prior_draws(model)
     points = [theta, *draws[:: len(draws) // 3]]
     batches = [extreme(domain), *(uniform(model, domain, point) for point in points[:2])]
-    slopes = np.concatenate([np.asarray(compiled.scores(model)(p, dict(b))) for p in points for b in batches])
-    return np.asarray(np.all(slopes == 0, axis=0) & ~np.all(slopes == 0))
+    return np.concatenate([np.asarray(compiled.scores(model)(p, dict(b))) for p in points for b in batches])
 
 
 def given(domain: Mapping[str, Domain], example: Any) -> Batch:

@@ -21,18 +21,18 @@ _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave 
 
 
 class Answered(NamedTuple):
-    """A noisy score of all records, where it was asked, and a root of its noise's covariance."""
+    """A noisy score of all records, where it was asked, a root of its noise's covariance, and directions in which it is zero."""
 
     theta: np.ndarray
     score: np.ndarray
     noise: np.ndarray
+    silent: np.ndarray
 
     @property
     def precision(self) -> np.ndarray:
-        """Inverse of the noise's covariance; very large where a score is known to be zero."""
+        """Inverse of the noise's covariance; very large along directions in which a score is known to be zero."""
         covariance = self.noise @ self.noise.T
-        exact = np.where(np.diag(covariance) == 0, 1e-9 * np.trace(covariance), 0.0)
-        return safe_inverse(covariance + np.diag(exact))
+        return safe_inverse(covariance + 1e-9 * np.trace(covariance) * self.silent @ self.silent.T)
 
 
 class Looked(NamedTuple):
@@ -86,7 +86,8 @@ class Guide:
 
     def at(self, theta: np.ndarray, information: np.ndarray, roughness: float, reached: float = 0.0) -> Point:
         """A point and its whitening matrix."""
-        information = np.where(self.silent[:, None] | self.silent, 0.0, information)
+        heard = np.eye(len(theta)) - self.silent @ self.silent.T
+        information = heard @ information @ heard
         precision = positive(information + prior_precision(self.model, theta))
         root = np.linalg.cholesky(safe_inverse(precision))
         return Point(theta, information, root, roughness, reached)
@@ -226,17 +227,18 @@ def on_one_parabola(
 
 
 def listen_matrix(root: np.ndarray, silent: np.ndarray) -> np.ndarray:
-    r"""Matrix from a whitened noisy answer :math:`A^\top s + e` to the score s, of which some coordinates are known to be zero.
+    r"""Matrix from a whitened noisy answer :math:`A^\top s + e` to the score s, which is known to be zero along some directions.
 
-    The noise of :math:`A^{-\top}(A^\top s + e)` is correlated, so what is heard in a silent coordinate tells of the noise in the
-    others, and is taken off there.
+    The noise of :math:`A^{-\top}(A^\top s + e)` is correlated, so what is heard along a silent direction tells of the noise along
+    the others, and is taken off there.
     """
     back = np.linalg.inv(root).T
-    if not silent.any():
+    if not silent.size:
         return back
     covariance = back @ back.T
-    part = covariance[:, silent] @ np.linalg.inv(covariance[np.ix_(silent, silent)])
-    return np.where(silent[:, None], 0.0, back - part @ back[silent])
+    part = covariance @ silent @ np.linalg.inv(silent.T @ covariance @ silent)
+    left = back - part @ (silent.T @ back)
+    return left - silent @ (silent.T @ left)
 
 
 def _bounded(move: np.ndarray, prior_sd: np.ndarray) -> np.ndarray:

@@ -119,7 +119,7 @@ def run_pilot(
         stops early, and keeps what it has not spent.
     """
     limit = 1.0 if most is None else max(most / mu_squared, 1.0)
-    silent = synthetic.silent(model, domain, start)
+    silent = synthetic.silent_directions(model, domain, start)
     asker = _Asker(model, n, mu_squared, release, Search(model, [domain, *others]), silent, limit, DOUBT**0.5 * widest)
     guide = Guide(model, domain, n, bound, known, silent)
     point = guide.enter(np.clip(start, -bound, bound), covariance)
@@ -193,8 +193,8 @@ class _Asker:
         slope = np.asarray(compiled.prior_derivatives(self.model)(theta)[0])
         listen = listen_matrix(root, self.silent)
         score = listen @ answer
-        self.answered.append(Answered(theta, score, listen * sigma))
-        return Looked(root.T @ (score + slope), score, sigma, int(np.sum(~self.silent)))
+        self.answered.append(Answered(theta, score, listen * sigma, self.silent))
+        return Looked(root.T @ (score + slope), score, sigma, self.model.dim - self.silent.shape[1])
 
 
 # -- climbing -----------------------------------------------------------------------------------------------------------

@@ -633,8 +633,7 @@ def _statement(chain: Chain, opened: Opened) -> Statement | JointStatement:
 def _promised(chain: Chain, opened: Opened, i: int) -> Statement:
     """What one owner promised, and whether its part of the draws is exact."""
     facts = opened.access.facts[i]
-    around = opened.studies[i].reference_bounds if chain.kernel.second == "remainder" else None
-    searched = facts.searched if around is None else around.searched
+    searched = opened.studies[i].searched_around(chain.kernel, facts.searched)
     exact = exactness(chain, facts.proven, facts.outside, searched=searched) + box(opened)
     statement = promised(opened, i, chain.releases + opened.access.unused, exact)
     return replace(statement, sensitivity=SEARCHED_SENTENCE) if searched else statement

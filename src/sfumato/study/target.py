@@ -12,7 +12,7 @@ import numpy as np
 from sfumato.bounds import CERTIFY, FROM_THE_MODEL, Bounds, bounds_for
 from sfumato.bounds.certifier import canonical_log_likelihood
 from sfumato.bounds.reference import Reference, ReferenceBounds
-from sfumato.bounds.searched import BestReference, SearchedReference
+from sfumato.bounds.searched import BestReference
 from sfumato.domain import Domain, check_record_domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
@@ -120,6 +120,12 @@ class Study(NamedTuple):
         if isinstance(kernel, ReferenceLangevin) and self.reference_bounds is not None:
             return self.reference_bounds.at(kernel.centre, kernel.matrix).gradients.diameter
         return self.statistic_diameter(kernel.matrix)
+
+    def searched_around(self, kernel: Kernel, otherwise: bool) -> bool:
+        """Whether the range of a kernel's last query is searched for; `otherwise`, where that is a log ratio."""
+        if not isinstance(kernel, ReferenceLangevin) or self.reference_bounds is None:
+            return otherwise
+        return bool(self.reference_bounds.at(kernel.centre, kernel.matrix).searched)
 
     @property
     def _the_family(self) -> Family:
@@ -242,9 +248,7 @@ def _first(program: _Program) -> Model:
 def _bounded(program: _Program, sensitivity: str) -> Study:
     """The study of a program whose bounds follow from it: all proven, or searched for where there is no proof."""
     model, domain = _first(program), program.domain
-    reference: ReferenceBounds = Reference(model, domain)
-    if sensitivity != CERTIFY:
-        reference = BestReference(reference, SearchedReference(model, domain))
+    reference: ReferenceBounds = Reference(model, domain) if sensitivity == CERTIFY else BestReference(model, domain)
     return Study(model, domain, bounds_for(model, domain, sensitivity), reference_bounds=reference)
 
 
