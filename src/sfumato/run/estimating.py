@@ -7,6 +7,7 @@ release says is computed again when an estimate is resumed, and costs nothing.
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
 from sfumato.kernel import PublicStream
 from sfumato.model import Model
+from sfumato.model.derivatives import vector_function
 from sfumato.owners.rounds import Rounds
 from sfumato.planner import compiled, synthetic
 from sfumato.planner.making import first_belief
@@ -248,16 +250,37 @@ def _has_law(family: Family) -> bool:
 
 
 def _measured(family: Family, model: Model, placed: Placed, n: int) -> noise_aware.Measurement:
-    r"""Every score as a linear measurement of :math:`S_n`: :math:`A^\top(D\varphi^\top S_n + n\nabla\log g)` plus noise."""
-    slopes = jax.jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))
-    public = jax.jit(jax.grad(lambda t: jnp.reshape(family.log_g(model.constrain(t)), ())))
+    r"""Every score and Hessian as a linear measurement of :math:`S_n`.
+
+    A score is :math:`A^\top(D\varphi^\top S_n + n\nabla\log g)` plus noise, and second derivatives are as linear.
+    """
+    functions = {what: _linear(family, model, what) for what in ("gradient", "information")}
     directions, answers, sigma = [], [], []
     for one in placed.asked:
-        if one.what == "gradient":
-            directions.append(one.matrix.T @ np.asarray(slopes(one.theta)).T)
-            answers.append(one.answer - n * one.matrix.T @ np.asarray(public(one.theta)))
+        if one.what in functions:
+            slopes, public = functions[one.what](one.theta, one.matrix)
+            directions.append(np.asarray(slopes))
+            answers.append(one.answer - n * np.asarray(public))
             sigma.append(np.full(len(one.answer), one.sigma))
     return noise_aware.from_answers(np.concatenate(directions), np.concatenate(answers), np.concatenate(sigma), n)
+
+
+def _linear(family: Family, model: Model, what: str) -> Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]:
+    """Function (theta, matrix) -> slopes and constant of what a release sums, as a function of one record's S."""
+
+    def vector(statistic: Any, theta: Any, matrix: Any) -> Any:
+        def log_likelihood(at: Any, record: Any) -> Any:
+            values = model.constrain(at)
+            return family.natural(values) @ record["statistic"] + jnp.reshape(family.log_g(values), ())
+
+        summed = replace(model, log_likelihood=log_likelihood)
+        return vector_function(what, summed, theta, matrix)({"statistic": statistic})
+
+    def both(theta: Any, matrix: Any) -> tuple[Any, Any]:
+        nothing = jnp.zeros(family.size)
+        return jax.jacrev(vector)(nothing, theta, matrix), vector(nothing, theta, matrix)
+
+    return jax.jit(both)
 
 
 def _unconstrained(model: Model, points: Mapping[str, np.ndarray]) -> np.ndarray:
