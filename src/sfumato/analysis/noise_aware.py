@@ -7,9 +7,9 @@ Every release about an exponential family is a linear measurement of :math:`S_n 
 
 .. math:: p(\theta \mid \text{released}) \propto \eta(\theta)\, N\bigl(\bar S;\ n\,m(\theta),\ n\,C(\theta) + P^{-1}\bigr),
 
-m and C the mean and covariance of S under theta. Of a part of S that has no law (a regression's covariates) the posterior is given
-what was released of that part's own sums: `Family.beside`. While P is singular (a scalar chain may look along few directions) the
-measurement is kept in the range of P: :math:`z = U^\top\bar S`, whose noise is diagonal and finite.
+m and C the mean and covariance of S under theta. Of a part of S that has no law (a regression's covariates) the posterior is
+given what was released of that part's own sums: `Family.beside`. While P is singular (a scalar chain may look along few
+directions) the measurement is kept in the range of P: :math:`z = U^\top\bar S`, whose noise is diagonal and finite.
 
 It is an **approximation** (central limit theorem for :math:`S_n`), calibrated where a budget is too small for the chain to
 mix. For sums of counts the law of :math:`S_n` is known and the mixture over it is exact. It uses the same releases as the
@@ -409,9 +409,9 @@ def sample_posterior(
         def whitened(free: Array) -> Array:
             return density(centre + root @ free)
 
-        first = np.random.default_rng(seed).standard_normal((chains, len(mode)))
-        heights = np.asarray(jax.jit(jax.vmap(whitened))(jnp.asarray(first)))
-        first = jnp.asarray(np.where(np.isfinite(heights)[:, None], first, 0.0))
+        begun = np.random.default_rng(seed).standard_normal((chains, len(mode)))
+        heights = np.asarray(jax.jit(jax.vmap(whitened))(jnp.asarray(begun)))
+        first = jnp.asarray(np.where(np.isfinite(heights)[:, None], begun, 0.0))
         sampler = MCMC(
             NUTS(potential_fn=lambda free: -whitened(free), dense_mass=True), num_warmup=warmup, num_samples=draws,
             num_chains=chains, chain_method="vectorized", progress_bar=False,

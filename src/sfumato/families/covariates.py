@@ -53,7 +53,9 @@ def believed(made_up: np.ndarray, heard: Measurement, matrix: Callable[[np.ndarr
     seen = heard.basis[:size].T @ root
     left, singular, right = np.linalg.svd(seen, full_matrices=True)
     gain = singular / (1 + singular**2)
-    found = right[: len(singular)].T @ (gain * (left[:, : len(singular)].T @ (heard.value - heard.basis[:size].T @ centre)))
+    found = right[: len(singular)].T @ (
+        gain * (left[:, : len(singular)].T @ (heard.value - heard.basis[:size].T @ centre))
+    )
     shrink = np.ones(size)
     shrink[: len(singular)] = (1 + singular**2) ** -0.5
     return _sums_of_squares(centre, centre + root @ found, root @ right.T * shrink, matrix)

@@ -291,7 +291,7 @@ class LinearRegression(Family):
     def _grams(self, entries: np.ndarray, n: int) -> np.ndarray:
         """Matrices of sums of zz' from their entries, many at once."""
         rows, columns, weights = self._triangle()
-        grams = np.zeros((len(entries), self.dim, self.dim))
+        grams: Any = np.zeros((len(entries), self.dim, self.dim))
         if self.intercept:
             grams[:, 0, 0] = n
         grams[:, rows, columns] = grams[:, columns, rows] = entries / weights
@@ -300,8 +300,8 @@ class LinearRegression(Family):
     def moments_of_sum(self, values: Values, n: int, beside: Any) -> tuple[Array, Array]:
         r"""Mean and covariance of :math:`S_n`, its covariates averaged over by the moments of their sums G.
 
-        Given G, :math:`Z^	op y` and :math:`y^	op y` have means :math:`Geta`, :math:`eta^	op Geta + n\sigma^2`, variances
-        :math:`\sigma^2G`, :math:`2n\sigma^4 + 4\sigma^2eta^	op Geta` and covariance :math:`2\sigma^2Geta`: all linear in G.
+        Given G, :math:`Z^\top y` and :math:`y^\top y` have means :math:`G\beta`, :math:`\beta^\top G\beta + n\sigma^2`,
+        variances :math:`\sigma^2G`, :math:`2n\sigma^4 + 4\sigma^2\beta^\top G\beta` and covariance :math:`2\sigma^2G\beta`: all linear in G.
         """
         beta, scale = self._standard(values)
         variance, own = scale**2, len(beside.mean)
@@ -365,7 +365,7 @@ class LinearRegression(Family):
         size = dim * (dim + 1) // 2 - first
         gram, mixed = self.unpack_gram(s_n[:size], n), s_n[size : size + dim]
         every = jnp.block([[gram, mixed[:, None]], [mixed[None], jnp.reshape(s_n[-1], (1, 1))]])
-        back = np.diag(np.concatenate([np.ones(first), frame.unit]))
+        back: Any = np.diag(np.concatenate([np.ones(first), frame.unit]))
         if self.intercept:
             back[1:, 0] = frame.shift
         every = back @ every @ back.T

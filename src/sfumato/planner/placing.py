@@ -6,7 +6,7 @@ it clear) and, with everything else, for one gradient. One gradient and not seve
 the summed precision, and every release at another point would have to be carried over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from sfumato.planner.compiled import prior_derivatives, prior_draws
 from sfumato.planner.guide import information_kind
 from sfumato.planner.pilot import Piloted, Release, run_pilot
 from sfumato.planner.reach import Search
+from sfumato.planner.shape import shaped
 
 FINDING = 0.16
 """Share of the budget that finds the place."""
@@ -112,8 +113,19 @@ def place(
     covariance: np.ndarray | None = None,
     bound: float = np.inf,
     others: Sequence[Mapping[str, Domain]] = (),
+    weight: np.ndarray | None = None,
+    locate: Callable[[list[Asked]], Belief] | None = None,
 ) -> Placed:
-    """Spend `mu_squared` on the score and the information near the posterior; see `run_pilot` for the parameters."""
+    """Spend `mu_squared` on the score and the information near the posterior; see `run_pilot` for the other parameters.
+
+    Parameters
+    ----------
+    weight
+        How much each coordinate's variance counts (`shape.coordinate_weights`); by default all alike.
+    locate
+        Function all releases -> centre and covariance of the posterior given them: for families whose law is global. The place is
+        that centre then.
+    """
     recorded = Recorded(release)
     piloted = run_pilot(
         model, domain, n, start, FINDING * mu_squared, recorded, known=known, covariance=covariance, bound=bound,
@@ -125,6 +137,15 @@ def place(
     root = np.linalg.cholesky(covariance if lost and covariance is not None else belief.covariance)
     theta = np.clip(start if lost else _drawn_back(model, start, belief), -bound, bound)
 
+    def found() -> tuple[np.ndarray, np.ndarray] | None:
+        """Place and whitening matrix by the law of all releases."""
+        if locate is None:
+            return None
+        at = locate(recorded.asked)
+        return np.clip(at.centre, -bound, bound), np.linalg.cholesky(at.covariance)
+
+    theta, root = found() or (theta, root)
+
     def ask(what: str, matrix: np.ndarray, share: float, clear: float = 0.0) -> Asked:
         reach = search.reach(what, theta, matrix)
         width = 2 * reach.radius * _MARGIN
@@ -135,9 +156,13 @@ def place(
         dim = len(theta)
         looked = ask(information_kind(model, domain, theta), root, LOOKING, CLEAR / (2 * dim) ** 0.5)
         root = _sharper(model, theta, root, looked, synthetic.silent(model, domain, theta))
-    last = ask("gradient", root, 1 - recorded.spent / mu_squared)
+        theta, root = found() or (theta, root)
+    left = 1 - recorded.spent / mu_squared
+    weight = np.ones(len(theta)) if weight is None else weight
+    last = ask("gradient", shaped(search, theta, root, prior_precision(model, theta), weight, left * mu_squared), left)
     back = float(np.linalg.norm(np.linalg.solve(root, theta - belief.centre))) / len(theta) ** 0.5
-    piloted = piloted._replace(off_by=np.inf if lost else float(np.hypot(piloted.off_by, back)))
+    astray = lost and locate is None
+    piloted = piloted._replace(off_by=np.inf if astray else float(np.hypot(piloted.off_by, back)))
     return _judged(model, recorded, piloted, root, last, search, synthetic.silent(model, domain, theta))
 
 
@@ -153,13 +178,16 @@ def _judged(
 ) -> Placed:  # fmt: skip
     """Compare the last gradient with what the search said about the place."""
     slope = np.nan_to_num(np.asarray(prior_derivatives(model)(last.theta)[0]))
-    way = (last.answer + root.T @ slope)[: len(root)]
+    way = last.answer + last.matrix.T @ slope
+    turn = np.linalg.solve(root, last.matrix)
     free = int(np.sum(~silent))
     # In whitened coordinates the place is off by the stated error, and the gradient is that plus its noise.
-    expected = piloted.off_by**2 * len(root) / max(free, 1) + last.sigma**2
-    square = float(way @ way)
+    off_by = min(piloted.off_by, 1e9)
+    expected = off_by**2 * len(root) / max(free, 1) * (turn.T @ turn) + last.sigma**2 * np.eye(len(root))
+    square = float(way @ np.linalg.solve(expected, way))
+    length = float(np.linalg.norm(np.linalg.solve(turn.T, way)))
     width = float(np.sqrt(2.0)) * search.reach("gradient", last.theta, root).radius
-    return Placed(recorded.asked, piloted, not is_noise(square, expected, free), (square / len(root)) ** 0.5, width)
+    return Placed(recorded.asked, piloted, not is_noise(square, 1.0, free), length / len(root) ** 0.5, width)
 
 
 def _sharper(model: Model, theta: np.ndarray, root: np.ndarray, looked: Asked, silent: np.ndarray) -> np.ndarray:
