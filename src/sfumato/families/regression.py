@@ -301,7 +301,8 @@ class LinearRegression(Family):
         r"""Mean and covariance of :math:`S_n`, its covariates averaged over by the moments of their sums G.
 
         Given G, :math:`Z^\top y` and :math:`y^\top y` have means :math:`G\beta`, :math:`\beta^\top G\beta + n\sigma^2`,
-        variances :math:`\sigma^2G`, :math:`2n\sigma^4 + 4\sigma^2\beta^\top G\beta` and covariance :math:`2\sigma^2G\beta`: all linear in G.
+        variances :math:`\sigma^2G`, :math:`2n\sigma^4 + 4\sigma^2\beta^\top G\beta` and covariance
+        :math:`2\sigma^2G\beta`: all linear in G.
         """
         beta, scale = self._standard(values)
         variance, own = scale**2, len(beside.mean)

@@ -31,6 +31,8 @@ LOOKING = 0.15
 """Share of the budget for the information at the place, at the most."""
 CLEAR = 0.03
 """Spectral noise of the whitened information that is worth paying for: it enters the answer times the distance to the place."""
+BY_LAW = {"information": 0.3, "gradient": 0.2}
+"""Shares of the budget at the public start, for a family whose law says where the posterior is from anywhere."""
 LOST = 0.7
 """Roughness of the search's information from which its place is no better than the public start."""
 _MARGIN = 1.0 + 2.0**-10
@@ -126,43 +128,41 @@ def place(
         Function all releases -> centre and covariance of the posterior given them: for families whose law is global. The place is
         that centre then.
     """
-    recorded = Recorded(release)
-    piloted = run_pilot(
-        model, domain, n, start, FINDING * mu_squared, recorded, known=known, covariance=covariance, bound=bound,
-        others=others, most=FINDING_AT_MOST * mu_squared,
-    )  # fmt: skip
-    search, belief = Search(model, [domain, *others]), piloted.belief
-    # A search that heard mostly noise whitens by noise.
-    lost = covariance is not None and belief.roughness > LOST
-    root = np.linalg.cholesky(covariance if lost and covariance is not None else belief.covariance)
-    theta = np.clip(start if lost else _drawn_back(model, start, belief), -bound, bound)
+    recorded, search = Recorded(release), Search(model, [domain, *others])
 
-    def found() -> tuple[np.ndarray, np.ndarray] | None:
-        """Place and whitening matrix by the law of all releases."""
-        if locate is None:
-            return None
-        at = locate(recorded.asked)
-        return np.clip(at.centre, -bound, bound), np.linalg.cholesky(at.covariance)
-
-    theta, root = found() or (theta, root)
-
-    def ask(what: str, matrix: np.ndarray, share: float, clear: float = 0.0) -> Asked:
+    def ask(what: str, theta: np.ndarray, matrix: np.ndarray, share: float, clear: float = 0.0) -> Asked:
         reach = search.reach(what, theta, matrix)
         width = 2 * reach.radius * _MARGIN
         recorded(what, theta, matrix, reach.radius, max(width / (share * mu_squared) ** 0.5, clear), reach.centre)
         return recorded.asked[-1]
 
-    if not known:
-        dim = len(theta)
-        looked = ask(information_kind(model, domain, theta), root, LOOKING, CLEAR / (2 * dim) ** 0.5)
-        root = _sharper(model, theta, root, looked, synthetic.silent(model, domain, theta))
-        theta, root = found() or (theta, root)
+    if locate is not None and covariance is not None:
+        root = np.linalg.cholesky(covariance)
+        for what, share in BY_LAW.items():
+            ask(what, np.clip(start, -bound, bound), root, share)
+        belief = locate(recorded.asked)
+        theta, root = np.clip(belief.centre, -bound, bound), np.linalg.cholesky(belief.covariance)
+        # A law that is global does not care how far off the place is.
+        piloted = Piloted(belief, [], True, np.inf, recorded.spent, 0.0)
+    else:
+        piloted = run_pilot(
+            model, domain, n, start, FINDING * mu_squared, recorded, known=known, covariance=covariance, bound=bound,
+            others=others, most=FINDING_AT_MOST * mu_squared,
+        )  # fmt: skip
+        belief = piloted.belief
+        # A search that heard mostly noise whitens by noise.
+        lost = covariance is not None and belief.roughness > LOST
+        root = np.linalg.cholesky(covariance if lost and covariance is not None else belief.covariance)
+        theta = np.clip(start if lost else _drawn_back(model, start, belief), -bound, bound)
+        back = float(np.linalg.norm(np.linalg.solve(root, theta - belief.centre))) / len(theta) ** 0.5
+        piloted = piloted._replace(off_by=np.inf if lost else float(np.hypot(piloted.off_by, back)))
+        if not known:
+            looked = ask(information_kind(model, domain, theta), theta, root, LOOKING, CLEAR / (2 * len(theta)) ** 0.5)
+            root = _sharper(model, theta, root, looked, synthetic.silent(model, domain, theta))
     left = 1 - recorded.spent / mu_squared
     weight = np.ones(len(theta)) if weight is None else weight
-    last = ask("gradient", shaped(search, theta, root, prior_precision(model, theta), weight, left * mu_squared), left)
-    back = float(np.linalg.norm(np.linalg.solve(root, theta - belief.centre))) / len(theta) ** 0.5
-    astray = lost and locate is None
-    piloted = piloted._replace(off_by=np.inf if astray else float(np.hypot(piloted.off_by, back)))
+    matrix = shaped(search, theta, root, prior_precision(model, theta), weight, left * mu_squared)
+    last = ask("gradient", theta, matrix, left)
     return _judged(model, recorded, piloted, root, last, search, synthetic.silent(model, domain, theta))
 
 

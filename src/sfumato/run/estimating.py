@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,7 @@ def _measured(family: Family, model: Model, asked: Sequence[Asked], n: int) -> M
     return noise_aware.from_answers(np.concatenate(directions), np.concatenate(answers), np.concatenate(sigma), n)
 
 
+@lru_cache(maxsize=16)
 def _linear(family: Family, model: Model, what: str) -> Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]:
     """Function (theta, matrix) -> slopes and constant of what a release sums, as a function of one record's S."""
 
