@@ -305,18 +305,23 @@ class LinearRegression(Family):
         :math:`2\sigma^2G\beta`: all linear in G.
         """
         beta, scale = self._standard(values)
-        variance, own = scale**2, len(beside.mean)
-
-        def mean(entries: Array) -> Array:
-            along = self.unpack_gram(entries, n) @ beta
-            return jnp.concatenate([entries, along, jnp.reshape(beta @ along + n * variance, (1,))])
-
-        gram = self.unpack_gram(beside.mean, n)
-        along, slopes = gram @ beta, jax.jacfwd(mean)(beside.mean)
+        variance, own, entries = scale**2, len(beside.mean), beside.mean
+        fixed, each = self._gram_parts
+        gram = n * fixed + jnp.tensordot(entries, each, 1)
+        along = gram @ beta
+        mean = jnp.concatenate([entries, along, jnp.reshape(beta @ along + n * variance, (1,))])
+        turned = each @ beta
+        slopes = jnp.concatenate([np.eye(own), turned, (turned @ beta)[:, None]], axis=1)
         square = 2 * n * variance**2 + 4 * variance * (beta @ along)
         given = jnp.block([[variance * gram, 2 * variance * along[:, None]], [2 * variance * along[None], square]])
-        spread = slopes @ beside.covariance @ slopes.T
-        return mean(beside.mean), spread.at[own:, own:].add(given)
+        corner = ((own, 0), (own, 0))
+        return mean, slopes.T @ beside.covariance @ slopes + jnp.pad(given, corner)
+
+    @cached_property
+    def _gram_parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """What Z'Z has of one record before any entry is known, and of one in each entry."""
+        fixed = self._grams(np.zeros((1, len(self._triangle()[0]))), 1)[0]
+        return fixed, self._grams(np.eye(len(self._triangle()[0])), 0)
 
     def draw(self, values: Values, key: Array, size: int) -> dict[str, Array]:
         """Covariates uniform over their domain, outcomes from the family."""
@@ -350,15 +355,16 @@ class LinearRegression(Family):
         return float(_PRIOR_SHAPE * ((self.y.hi - self.y.lo) / 8) ** 2)
 
     @staticmethod
-    def _conjugate(shape: Array, rate: Array, centre: Array, precision: Array) -> dict[str, Any]:
+    def _conjugate(shape: Array, rate: Array, centre: Array, root: Array) -> dict[str, Any]:
         def coefficients(values: Values) -> dist.Distribution:
-            return dist.MultivariateNormal(centre, precision_matrix=precision / values["scale"] ** 2)
+            return dist.MultivariateNormal(centre, scale_tril=root * values["scale"])
 
         return {"scale": scale_law(shape, rate), "coefficients": coefficients}
 
     def default_prior(self) -> dict[str, Any]:
         """Normal-inverse-gamma, as wide as the domain."""
-        return self._conjugate(_PRIOR_SHAPE, self._prior_rate, self._prior_centre, self._prior_precision)
+        root = np.linalg.cholesky(np.linalg.inv(self._prior_precision))
+        return self._conjugate(_PRIOR_SHAPE, self._prior_rate, self._prior_centre, root)
 
     def unpack(self, s_n: Array, n: int) -> Sums:
         """Z'Z, Z'y and y'y of x and y as they are, from the sum of statistics."""
@@ -385,4 +391,5 @@ class LinearRegression(Family):
         prior = self._prior_precision @ self._prior_centre
         centre = jnp.linalg.solve(precision, prior + sums.zy)
         rate = self._prior_rate + (sums.yy + self._prior_centre @ prior - centre @ precision @ centre) / 2
-        return Joint(self._conjugate(_PRIOR_SHAPE + n / 2, rate, centre, precision))
+        root = jnp.linalg.cholesky(jnp.linalg.inv(precision))
+        return Joint(self._conjugate(_PRIOR_SHAPE + n / 2, rate, centre, root))
