@@ -81,6 +81,7 @@ class Family(ABC):
 
     exact = True
     exact_diameter = True
+    form = ""  # of a statistic that has changed: bundles and checkpoints of another form are refused
 
     # -- what a family must say -----------------------------------------------------------------------------------
 
@@ -334,7 +335,7 @@ class Family(ABC):
         kind = type(self)
         settings = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "prior"}
         prior = "default" if self.prior is None else self.joint_prior().describe()
-        program = "" if kind.__module__.startswith("sfumato.") else _program(kind)
+        program = self.form if kind.__module__.startswith("sfumato.") else _program(kind)
         return json.dumps([kind.__qualname__, settings, prior, program])
 
     def __repr__(self) -> str:

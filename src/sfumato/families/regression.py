@@ -80,6 +80,7 @@ class LinearRegression(Family):
     intercept: bool = False
 
     exact_diameter = False
+    form = "in units of the domain"
 
     def __post_init__(self) -> None:
         check_vector("x", self.x)
