@@ -9,6 +9,8 @@ coefficients whose residual scale is known. Everybody gets the table, the same p
 standard deviations. `covers` is the share of 90 % intervals that hold the non-private posterior mean: the intervals of a
 noise-aware posterior know of the noise, and must hold it at least that often. Rivals state no interval.
 
+- *sf.estimate* is given the model, *family* `LinearRegression`, whose scale is unknown (where there is one it must
+  not be behind), *bundle* the same family released once, for `noise_aware()`.
 - *one release*: X'X, X'y and y'y with Gaussian noise, once, then least squares (replacement of one record, as here).
 - *diffprivlib* 0.6 (``pip install diffprivlib "scikit-learn<1.6"``; its rows are left out without it): its linear and logistic
   regression. They promise epsilon with delta = 0, a stronger promise, for which they pay.
@@ -71,6 +73,31 @@ def ours(case: Case, epsilon: float, rng: np.random.Generator) -> Estimated:
     )  # fmt: skip
     draws = {name: np.asarray(value).reshape(-1, *np.shape(value)[2:]) for name, value in estimate.draws.items()}
     flat = np.column_stack([draws["alpha"], draws["beta"]])
+    return of_draws(flat)
+
+
+def regression(case: Case) -> sf.families.LinearRegression:
+    """The same regression as a family; its scale is unknown."""
+    return sf.families.LinearRegression(case.problem.domain["x"], case.problem.domain["y"], intercept=True)
+
+
+def our_family(case: Case, epsilon: float, rng: np.random.Generator) -> Estimated:
+    estimate = sf.estimate(
+        regression(case), {"x": case.x, "y": case.y}, epsilon=epsilon, delta=DELTA, seed=int(rng.integers(2**31)),
+        progress=False,
+    )  # fmt: skip
+    return of_draws(estimate.draws["coefficients"])
+
+
+def our_bundle(case: Case, epsilon: float, rng: np.random.Generator) -> Estimated:
+    bundle = sf.release(
+        regression(case), {"x": case.x, "y": case.y}, epsilon=epsilon, delta=DELTA, copies=1, progress=False
+    )
+    return of_draws(bundle.noise_aware(seed=int(rng.integers(2**31))).draws["coefficients"])
+
+
+def of_draws(coefficients: np.ndarray) -> Estimated:
+    flat = np.asarray(coefficients).reshape(-1, np.shape(coefficients)[-1])
     return Estimated(flat.mean(axis=0), *np.quantile(flat, [0.05, 0.95], axis=0))
 
 
@@ -124,8 +151,12 @@ def diffprivlib_linear(case: Case, epsilon: float, rng: np.random.Generator) -> 
 
 RIVALS: dict[str, dict[str, Callable[..., Estimated]]] = {
     "adult": {"sf.estimate": ours, "diffprivlib": diffprivlib_logistic},
-    "wages": {"sf.estimate": ours, "one release": one_release, "diffprivlib": diffprivlib_linear},
-}
+    "wages": {
+        "sf.estimate": ours, "family": our_family, "bundle": our_bundle, "one release": one_release,
+        "diffprivlib": diffprivlib_linear,
+    },
+}  # fmt: skip
+OURS = ("sf.estimate", "family", "bundle")
 
 
 # -- the table ----------------------------------------------------------------------------------------------------------
@@ -185,12 +216,13 @@ def main() -> None:
                     + (f"{row.covers:>8.0%}" if np.isfinite(row.covers) else ""),
                     flush=True,
                 )
-            mine = rows["sf.estimate"]
+            mine = rows["family"] if "family" in rows else rows["sf.estimate"]
             for name, row in rows.items():
-                if mine.error - row.error > SIGNIFICANT * np.hypot(mine.uncertain, row.uncertain):
+                behind = mine.error - row.error > SIGNIFICANT * np.hypot(mine.uncertain, row.uncertain)
+                if name not in OURS and behind:
                     missed.append(f"{table}, epsilon = {epsilon:g}: behind {name}")
-            if mine.covers < 0.85:
-                missed.append(f"{table}, epsilon = {epsilon:g}: covers {mine.covers:.0%}")
+                if row.covers < 0.85:
+                    missed.append(f"{table}, epsilon = {epsilon:g}: {name} covers {row.covers:.0%}")
     print("\n".join(["MISSED " + line for line in missed] or ["ok     never behind, and covering"]))
     raise SystemExit(bool(missed))
 

@@ -98,7 +98,8 @@ def whitening(family, model, thetas):
     if family.regular:
         information = np.asarray(quick_jit(lambda t: family.covariance(model.constrain(t)))(middle))
     else:  # regression: from the curvature of log g, its covariates having mean square 1/3
-        information = np.diag([1 / 3, 1 / 3, 1 / 3, 1.0, 1.0, 2.0])
+        unit = float(family.y.hi)  # of y in the statistic
+        information = np.diag([1 / 3, 1 / 3, 1 / 3, unit**-2, unit**-2, 2 * unit**-4])
     prior = np.linalg.inv(np.atleast_2d(np.cov(np.asarray(thetas).T)))
     return np.linalg.cholesky(np.linalg.inv(N * jacobian.T @ information @ jacobian + prior))
 

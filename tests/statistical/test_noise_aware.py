@@ -3,13 +3,18 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 from scipy import stats
+from scipy.optimize import minimize
 
 import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.analysis import noise_aware
+from sfumato.analysis.local_normal import _adapt
 from sfumato.errors import InvalidInput, Unsupported
+from sfumato.planner.belief import positive, safe_inverse
+from sfumato.vault.statistics import shape_of
 
 LEVEL = 0.9
 GRID = np.linspace(-12, 12, 601)
@@ -83,8 +88,6 @@ def test_a_posterior_that_forgets_the_noise_is_caught():
 
 def test_small_counts_are_calibrated_with_the_exact_mixture():
     """n = 1000 at p near e^-6."""
-    import numpyro.distributions as dist
-
     rng = np.random.default_rng(3)
     family, n = sf.families.Bernoulli(prior=dist.Beta(2.0, 800.0)), 1000
     p = rng.beta(2.0, 800.0, SETS)
@@ -222,6 +225,119 @@ def test_clamped_records_get_the_moments_of_clamped_records():
 
 
 def test_families_without_moments_are_refused():
-    family = sf.families.LinearRegression(sf.Box(-1, 1, shape=(1,)), sf.Interval(-3, 3))
-    with pytest.raises(Unsupported, match="covariates"):
-        noise_aware.require_moments(family)
+    class Silent(sf.families.Bernoulli):
+        def mean(self, values):
+            raise Unsupported("no mean")
+
+    with pytest.raises(Unsupported, match="mean and covariance of the sum of S"):
+        noise_aware.require_moments(Silent())
+
+
+# -- linear regression: covariates without a law --------------------------------------------------------------------------
+
+
+def regression(reach=3.0):
+    prior = {
+        "coefficients": dist.Normal(0.0, jnp.array([0.5, reach])).to_event(1),
+        "scale": dist.LogNormal(-0.7, 0.3),
+    }
+    return sf.families.LinearRegression(sf.Box(-1, 1, shape=(1,)), sf.Interval(-6, 6), intercept=True, prior=prior)
+
+
+def covariates(kind, n, rng):
+    if kind == "narrow":  # in a part of the domain: noise in X'X is as large as X'X
+        return rng.uniform(-0.15, 0.15, (n, 1))
+    return 2 * rng.beta(0.8, 4.0, (n, 1)) - 1 if kind == "skewed" else rng.uniform(-1, 1, (n, 1))
+
+
+def regression_coverage(kind, n, epsilon, sets, saboteur=False, coordinate=None):
+    """Share of 90 % intervals, of one coordinate or of all, that hold the truth, and its standard error."""
+    family, rng = regression(10.0 if kind == "narrow" else 1.0), np.random.default_rng(9)
+    model = family.to_model()
+    sd = shape_of(family).diameter / sf.gdp.mu(epsilon, 1e-6)
+
+    def density(theta, rest, beside):
+        mean, covariance = family.moments_of_sum(model.constrain(theta), n, beside)
+        law = dist.MultivariateNormal(
+            rest.basis.T @ mean, rest.basis.T @ covariance @ rest.basis + jnp.eye(len(rest.value))
+        )
+        value = model.log_prior(theta) + law.log_prob(rest.value)
+        return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+    hits = []
+    with jax.enable_x64(True):
+        sums = jax.jit(lambda x, y: jax.vmap(family.statistic)({"x": x, "y": y}).sum(0))
+        heights = jax.jit(lambda points, *given: jax.lax.map(lambda t: density(t, *given), points, batch_size=50))
+        curvature = jax.jit(jax.hessian(lambda t, *given: -density(t, *given)))
+        slope = jax.jit(jax.value_and_grad(lambda t, *given: -density(t, *given)))
+        for number in range(sets):
+            truth = np.asarray(model.sample_prior(jax.random.key(number)))
+            values, x = model.constrain(truth), covariates(kind, n, rng)
+            y = family.design(x) @ values["coefficients"] + values["scale"] * rng.standard_normal(n)
+            total = np.asarray(sums(x, np.clip(y, -6, 6)))
+            copies = noise_aware.from_copies(total + sd * rng.standard_normal(len(total)), sd**2, n)
+            rest, beside = family.beside(copies)
+            if saboteur:
+                beside = beside._replace(covariance=0 * beside.covariance)
+            given = (rest._replace(n=0), beside)
+            found = minimize(lambda t, *g: [np.asarray(v) for v in slope(t, *g)], truth, given, "BFGS", jac=True)
+            start = found.x, safe_inverse(positive(np.asarray(curvature(found.x, *given))))
+            points = _adapt(model, start, lambda p, g=given: np.asarray(heights(p, *g)), number)
+            below = points.weight @ (points.theta < truth)
+            hits.append((below > (1 - LEVEL) / 2) & (below < (1 + LEVEL) / 2))
+    each = np.mean(hits, axis=1) if coordinate is None else np.array(hits)[:, coordinate]
+    return float(np.mean(each)), float(np.std(each) / sets**0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "epsilon"),
+    [("uniform", 300, 0.2), ("skewed", 2000, 1.0), ("narrow", 20_000, 2.0), ("skewed", 20_000, 8.0)],
+)
+def test_a_regression_covers_what_it_says_at_small_and_large_budgets(kind, n, epsilon):
+    covered, error = regression_coverage(kind, n, epsilon, 150)
+    assert LEVEL - 0.02 - 2 * error < covered < LEVEL + 0.02 + 2 * error
+
+
+def test_a_regression_that_forgets_the_noise_of_the_covariates_is_caught():
+    honest, _ = regression_coverage("narrow", 20_000, 2.0, 100, coordinate=1)
+    covered, error = regression_coverage("narrow", 20_000, 2.0, 100, saboteur=True, coordinate=1)
+    assert covered < LEVEL - 0.02 - 3 * error < honest
+
+
+def test_a_regression_given_all_of_its_sums_has_the_conjugate_posterior():
+    """Without noise to speak of the law is that of y given X'X, and the conjugate posterior's first two moments follow."""
+    rng, n = np.random.default_rng(10), 4000
+    family = sf.families.LinearRegression(sf.Box([18.0, 0.0], [90.0, 2e5]), sf.Interval(0.0, 100.0), intercept=True)
+    x = np.column_stack([rng.uniform(18, 90, n), rng.gamma(2.0, 2e4, n).clip(0, 2e5)])
+    y = (20 + 0.4 * x[:, 0] + 1e-4 * x[:, 1] + rng.normal(0, 6, n)).clip(0, 100)
+    with jax.enable_x64(True):
+        total = np.asarray(jax.vmap(family.statistic)({"x": x, "y": y}).sum(0))
+        found = noise_aware.sample_posterior(family, noise_aware.from_copies(total, 1e-4, n), None, draws=500, seed=2)
+        law = family.posterior(jnp.asarray(total), n)
+        exact = np.asarray(jax.vmap(law.sample)(jax.random.split(jax.random.key(0), 4000))["coefficients"])
+    drawn = found.draws["coefficients"].reshape(-1, 3)
+    assert np.all(np.abs(drawn.mean(0) - exact.mean(0)) < 0.15 * exact.std(0))
+    assert np.allclose(drawn.std(0), exact.std(0), rtol=0.1)
+
+
+def test_a_bundle_of_a_regression_is_as_good_in_raw_units():
+    """Age in years, income in money: the release measures both from the middle of their domain, in half lengths."""
+    raw = sf.families.LinearRegression(sf.Box([18.0, 0.0], [90.0, 2e5]), sf.Interval(0.0, 100.0), intercept=True)
+    scaled = sf.families.LinearRegression(sf.Box(-1, 1, shape=(2,)), sf.Interval(-1, 1), intercept=True)
+    assert shape_of(raw).diameter == pytest.approx(shape_of(scaled).diameter)
+    x, y = np.array([[33.0, 5e4]]), np.array([70.0])
+    with jax.enable_x64(True):
+        a = raw.statistic({"x": x[0], "y": y[0]})
+        b = scaled.statistic({"x": (x[0] - [54.0, 1e5]) / [36.0, 1e5], "y": (y[0] - 50.0) / 50.0})
+    np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_where_little_is_heard_sums_of_covariates_stay_sums_of_squares():
+    family = sf.families.LinearRegression(sf.Box(-1, 1, shape=(3,)), sf.Interval(-6, 6), intercept=True)
+    rng, n = np.random.default_rng(11), 500
+    for sd in (1.0, 60.0, 600.0):
+        z = sd * rng.standard_normal(family.size)  # as if all covariates had been zero
+        _, beside = family.beside(noise_aware.from_copies(z, sd**2, n))
+        gram = family.unpack_gram(jnp.asarray(beside.mean), n)
+        assert np.linalg.eigvalsh(gram)[0] > 0
+        assert np.all(np.diag(gram)[1:] < n) and np.linalg.eigvalsh(beside.covariance)[0] > 0

@@ -370,6 +370,16 @@ def test_families_are_read_from_text_and_nothing_is_executed():
             parse_family(wrong)
 
 
+def test_a_bundle_of_the_statistic_as_it_was_before_is_refused(monkeypatch):
+    family = sf.families.LinearRegression(sf.Box(0, 9, shape=(1,)), sf.Interval(0, 5))
+    data = {"x": np.full((50, 1), 3.0), "y": np.full(50, 2.0)}
+    with monkeypatch.context() as patch:
+        patch.setattr(sf.families.LinearRegression, "form", "")
+        old = sf.release(family, data, epsilon=1.0, delta=1e-3, copies=2)
+    with pytest.raises(BundleError, match="released for"):
+        old.noise_aware()
+
+
 def test_release_and_sample_from_the_shell(tmp_path, capsys):
     for name, part in (("a", Y[:2000]), ("b", Y[2000:])):
         (tmp_path / f"{name}.csv").write_text("ill\n" + "\n".join(map(str, part)) + "\n")

@@ -143,3 +143,36 @@ def test_bundles_and_wrong_numbers_of_draws_are_refused():
         sf.estimate(sf.families.Bernoulli(), bundle)
     with pytest.raises(InvalidInput, match="draws must be"):
         sf.estimate(height, TABLE, domain=DOMAIN, **BUDGET, draws=0)
+
+
+def test_a_linear_regression_is_as_good_in_raw_units_as_scaled_by_hand():
+    rng, n = np.random.default_rng(4), 20_000
+    age, income = rng.uniform(18, 90, n), rng.gamma(2.0, 25_000, n).clip(0, 2e5)
+    y = (20 + 0.3 * age + 1e-4 * income + rng.normal(0, 5, n)).clip(0, 120)
+    raw, middle, half = np.column_stack([age, income]), np.array([54.0, 1e5]), np.array([36.0, 1e5])
+    regression = sf.families.LinearRegression
+    tables = {
+        "raw": (regression(sf.Box([18.0, 0.0], [90.0, 2e5]), sf.Interval(0.0, 120.0), intercept=True), raw, y),
+        "scaled": (
+            regression(sf.Box(-1, 1, shape=(2,)), sf.Interval(-1, 1), intercept=True), (raw - middle) / half, (y - 60) / 60,
+        ),
+    }  # fmt: skip
+    spread = {}
+    for name, (family, x, outcome) in tables.items():
+        found = sf.estimate(family, {"x": x, "y": outcome}, **BUDGET, **QUIET)
+        unit = 60 / half if name == "scaled" else np.ones(2)
+        slopes = found.draws["coefficients"].reshape(-1, 3)[:, 1:] * unit
+        spread[name] = slopes.std(0)
+        assert np.all(np.abs(slopes.mean(0) - [0.3, 1e-4]) < 5 * spread[name])
+        assert found.verdict.level == "good" and "central limit" in found.label
+        assert 0.99 < found.privacy.spent_mu / found.privacy.mu <= 1.0
+    assert np.all(spread["raw"] < 1.25 * spread["scaled"])
+    assert np.all(spread["raw"] < [0.02, 2e-5])
+
+
+def test_a_focus_is_kept_and_names_that_are_unknown_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="focus must name sites or coordinates"):
+        sf.estimate(height, TABLE, domain=DOMAIN, focus=["meen"], **BUDGET, **QUIET)
+    found = sf.estimate(height, TABLE, domain=DOMAIN, focus=["mean"], checkpoint=tmp_path / "kept", **BUDGET, **QUIET)
+    again = sf.resume(tmp_path / "kept", TABLE, model=height, progress=False)
+    np.testing.assert_array_equal(again.draws["mean"], found.draws["mean"])

@@ -33,7 +33,9 @@ def noisy_scores(rng, mode, covariance, sigmas, starts):
     noise = np.linalg.inv(root).T
     slopes = [np.linalg.solve(covariance, mode - start) for start in starts]
     return [
-        Answered(start, slope + noise @ (sigma * rng.standard_normal(len(mode))), sigma * noise, np.zeros((len(mode), 0)))
+        Answered(
+            start, slope + noise @ (sigma * rng.standard_normal(len(mode))), sigma * noise, np.zeros((len(mode), 0))
+        )
         for start, slope, sigma in zip(starts, slopes, sigmas, strict=True)
     ]
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.analysis.noise_aware import Measurement, find_mode, log_density, prior_starts, require_moments
+from sfumato.analysis.noise_aware import find_mode, log_density, prior_starts, require_moments
 from sfumato.errors import Unsupported
 from sfumato.families.base import Family
-from sfumato.families.langevin import natural_jacobian
+from sfumato.families.measurement import Measurement
 from sfumato.model import Model
 from sfumato.model.base import theta_of
 from sfumato.planner.belief import Belief, positive, prior_precision, safe_inverse
@@ -31,20 +31,34 @@ def belief_from_copies(
         start = None if guess is None else theta_of(model, guess, "guess")
         starts = prior_starts(model, start)
         try:
-            require_moments(family)
-            density = log_density(family, model, measurement, clamped=clamped)
-            centre, _ = find_mode(density, starts)
-            information = _expected(family, model, measurement.n, centre)
+            centre, covariance = belief_by_law(family, model, measurement, starts, clamped)
         except Unsupported:
             centre, information = _plug_in(family, model, measurement, starts)
-        covariance = safe_inverse(information + prior_precision(model, centre))
+            covariance = safe_inverse(information + prior_precision(model, centre))
     return Belief(centre, covariance, "the mean of some copies, which the chain does not use")
 
 
-def _expected(family: Family, model: Model, n: int, centre: np.ndarray) -> np.ndarray:
-    covariance = quick_jit(lambda t: family.covariance(model.constrain(t)))(jax.device_put(centre))
-    jacobian = natural_jacobian(family, model, centre)
-    return positive(n * jacobian.T @ np.asarray(covariance) @ jacobian)
+def belief_by_law(
+    family: Family, model: Model, measurement: Measurement, starts: np.ndarray, clamped: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mode given a measurement, and the covariance that the records' own posterior has there."""
+    require_moments(family)
+    centre, _ = find_mode(log_density(family, model, measurement, clamped=clamped), starts)
+    information = _expected(family, model, measurement, centre)
+    return centre, safe_inverse(information + prior_precision(model, centre))
+
+
+def _expected(family: Family, model: Model, measurement: Measurement, centre: np.ndarray) -> np.ndarray:
+    r"""Information where :math:`S_n` has its mean: :math:`-\nabla^2(\varphi^\top E S_n + n\log g)`."""
+    _, beside = family.beside(measurement)
+    n = measurement.n
+
+    def given(theta: Array, total: Array) -> Array:
+        values = model.constrain(theta)
+        return family.natural(values) @ total + n * jnp.reshape(family.log_g(values), ())
+
+    total = family.moments_of_sum(model.constrain(jnp.asarray(centre)), n, jax.tree.map(jnp.asarray, beside))[0]
+    return positive(-np.asarray(quick_jit(jax.hessian(given))(jax.device_put(centre), total)))
 
 
 def _plug_in(

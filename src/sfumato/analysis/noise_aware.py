@@ -7,8 +7,9 @@ Every release about an exponential family is a linear measurement of :math:`S_n 
 
 .. math:: p(\theta \mid \text{released}) \propto \eta(\theta)\, N\bigl(\bar S;\ n\,m(\theta),\ n\,C(\theta) + P^{-1}\bigr),
 
-m and C the mean and covariance of S under theta. While P is singular (a scalar chain may look along few directions) the
-measurement is kept in the range of P: :math:`z = U^\top\bar S`, whose noise is diagonal and finite.
+m and C the mean and covariance of S under theta. Of a part of S that has no law (a regression's covariates) the posterior is
+given what was released of that part's own sums: `Family.beside`. While P is singular (a scalar chain may look along few
+directions) the measurement is kept in the range of P: :math:`z = U^\top\bar S`, whose noise is diagonal and finite.
 
 It is an **approximation** (central limit theorem for :math:`S_n`), calibrated where a budget is too small for the chain to
 mix. For sums of counts the law of :math:`S_n` is known and the mixture over it is exact. It uses the same releases as the
@@ -22,7 +23,7 @@ Bernstein & Sheldon 2018, "Differentially private Bayesian inference for exponen
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from sfumato.analysis.result import quiet_arviz
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
 from sfumato.families.counts import Binomial, Geometric, Linear, Poisson
+from sfumato.families.measurement import Measurement
 from sfumato.model import Model
 
 if TYPE_CHECKING:
@@ -52,27 +54,6 @@ WINDOW = 9.0  # standard deviations of noise either side
 RANK = 1e-11
 """Eigenvalues of P below this share of the largest measure nothing that floating point could tell from rounding."""
 _PRIOR_TRIES = 256
-
-
-class Measurement(NamedTuple):
-    r"""Everything released, as one measurement :math:`z = U^\top S_n + N(0, V)`.
-
-    Attributes
-    ----------
-    basis
-        U, shape (d, r), orthonormal columns: the directions that were measured at all.
-    value
-        z, shape (r,).
-    variance
-        Diagonal of V, shape (r,).
-    n
-        Number of records.
-    """
-
-    basis: np.ndarray
-    value: np.ndarray
-    variance: np.ndarray
-    n: int
 
 
 def from_copies(mean: np.ndarray, variance: float, n: int) -> Measurement:
@@ -110,7 +91,11 @@ def log_likelihood(family: Family, measurement: Measurement, *, clamped: bool = 
     """Function {site: value} -> log density of the measurement: exact for counts in a window, else normal."""
     if uses_counts(family, measurement, clamped=clamped):
         return _mixture(family, measurement)
-    return _normal(moments_of(family, clamped), measurement)
+    if clamped and knows_clamped(family):
+        return _normal(_of_records(moments_of(family, clamped), measurement.n), measurement)
+    rest, beside = family.beside(measurement)
+    beside = jax.tree.map(jnp.asarray, beside)
+    return _normal(lambda values: family.moments_of_sum(values, measurement.n, beside), rest)
 
 
 def uses_counts(family: Family, measurement: Measurement, *, clamped: bool = False) -> bool:
@@ -124,8 +109,17 @@ def _normal(moments: Moments, measurement: Measurement) -> Callable[[Any], Array
 
     def apply(values: Any) -> Array:
         mean, covariance = moments(values)
-        total = measurement.n * (basis.T @ covariance @ basis) + noise
-        return dist.MultivariateNormal(measurement.n * (basis.T @ mean), total).log_prob(value)
+        return dist.MultivariateNormal(basis.T @ mean, basis.T @ covariance @ basis + noise).log_prob(value)
+
+    return apply
+
+
+def _of_records(moments: Moments, n: int) -> Moments:
+    """Moments of the sum of n records from those of one."""
+
+    def apply(values: Mapping[str, Array]) -> tuple[Array, Array]:
+        mean, covariance = moments(values)
+        return n * mean, n * covariance
 
     return apply
 
@@ -198,15 +192,16 @@ def _clamped(family: Linear, values: Any) -> tuple[Array, Array]:
 
 
 def require_moments(family: Family) -> None:
-    """Refuse families whose S has no law of its own (regression: covariates have none)."""
+    """Refuse families whose sum of statistics has no mean and covariance."""
     with jax.enable_x64(True):
         try:
             values = jax.eval_shape(family.joint_prior().sample, jax.random.key(0))
-            jax.eval_shape(lambda v: (family.mean(v), family.covariance(v)), values)
+            _, beside = family.beside(Measurement.nothing(family.size, 2))
+            jax.eval_shape(lambda v: family.moments_of_sum(v, 2, beside), values)
         except Unsupported:
             raise Unsupported(
-                f"the noise-aware posterior needs the mean and covariance of S, and {type(family).__name__} has none without "
-                "a law of the covariates; use the chain."
+                f"the noise-aware posterior needs the mean and covariance of the sum of S, and {type(family).__name__} has "
+                "none; use the chain."
             ) from None
 
 
@@ -229,6 +224,8 @@ def find_mode(density: LogDensity, starts: np.ndarray, keep: int = 3) -> tuple[n
     from scipy.optimize import minimize
 
     value = jax.jit(jax.vmap(density))
+    # In units of the prior: coordinates may differ by orders of magnitude.
+    unit = np.maximum(np.std(starts, axis=0), 1e-300) if len(starts) > 1 else np.ones(starts.shape[1])
     both = jax.jit(jax.value_and_grad(lambda theta: -density(theta)))
     heights = np.asarray(value(jnp.asarray(starts)))
     order = np.argsort(-np.where(np.isfinite(heights), heights, -np.inf))[:keep]
@@ -237,17 +234,17 @@ def find_mode(density: LogDensity, starts: np.ndarray, keep: int = 3) -> tuple[n
             "the posterior density is not finite at any draw of the prior; choose another prior or guess."
         )
 
-    def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        height, slope = both(jnp.asarray(theta))
+    def objective(scaled: np.ndarray) -> tuple[float, np.ndarray]:
+        height, slope = both(jnp.asarray(scaled * unit))
         if not np.isfinite(height):
-            return 1e300, np.zeros_like(theta)
-        return float(height), np.nan_to_num(np.asarray(slope, dtype=np.float64))
+            return 1e300, np.zeros_like(scaled)
+        return float(height), np.nan_to_num(np.asarray(slope, dtype=np.float64) * unit)
 
     best, top = starts[order[0]], float(heights[order[0]])
     for start in starts[order]:
-        found = minimize(objective, start, jac=True, method="BFGS", options={"maxiter": 300})
+        found = minimize(objective, start / unit, jac=True, method="BFGS", options={"maxiter": 300})
         if np.isfinite(found.fun) and -found.fun > top:
-            best, top = np.asarray(found.x), -float(found.fun)
+            best, top = np.asarray(found.x) * unit, -float(found.fun)
     return best, top
 
 
@@ -407,15 +404,20 @@ def sample_posterior(
         density = log_density(family, model, measurement, clamped=clamped)
         mode, _ = find_mode(density, prior_starts(model))
         spread = _spread(density, mode)
-        first = mode + np.random.default_rng(seed).standard_normal((chains, len(mode))) @ spread.T
-        heights = np.asarray(jax.jit(jax.vmap(density))(jnp.asarray(first)))
-        first = jnp.asarray(np.where(np.isfinite(heights)[:, None], first, mode))
+        root, centre = jnp.asarray(spread), jnp.asarray(mode)
+
+        def whitened(free: Array) -> Array:
+            return density(centre + root @ free)
+
+        begun = np.random.default_rng(seed).standard_normal((chains, len(mode)))
+        heights = np.asarray(jax.jit(jax.vmap(whitened))(jnp.asarray(begun)))
+        first = jnp.asarray(np.where(np.isfinite(heights)[:, None], begun, 0.0))
         sampler = MCMC(
-            NUTS(potential_fn=lambda theta: -density(theta), dense_mass=True), num_warmup=warmup, num_samples=draws,
+            NUTS(potential_fn=lambda free: -whitened(free), dense_mass=True), num_warmup=warmup, num_samples=draws,
             num_chains=chains, chain_method="vectorized", progress_bar=False,
         )  # fmt: skip
         sampler.run(jax.random.key(seed), init_params=first if chains > 1 else first[0])
-        theta = sampler.get_samples(group_by_chain=True)
+        theta = centre + sampler.get_samples(group_by_chain=True) @ root.T
         sites = jax.jit(jax.vmap(jax.vmap(model.constrain)))(theta)
         found = {name: np.asarray(value) for name, value in sites.items()}
     label = LABEL_COUNTS if uses_counts(family, measurement, clamped=clamped) else LABEL
@@ -427,4 +429,4 @@ def _spread(density: LogDensity, mode: np.ndarray) -> np.ndarray:
     from sfumato.planner.belief import positive, safe_inverse
 
     curvature = -np.nan_to_num(np.asarray(jax.jit(jax.hessian(density))(jnp.asarray(mode)), dtype=np.float64))
-    return np.linalg.cholesky(safe_inverse(positive(curvature) + 1e-9 * np.eye(len(mode))))
+    return np.linalg.cholesky(safe_inverse(positive(curvature)))

@@ -31,6 +31,7 @@ from numpyro.distributions import Distribution, biject_to
 from sfumato.bounds.bounds import Bounds
 from sfumato.domain import Domain
 from sfumato.errors import InvalidModel, Unsupported
+from sfumato.families.measurement import Measurement
 from sfumato.families.prior import Joint, Values, as_joint
 from sfumato.model import Model, Site
 from sfumato.model.base import Record, check_values
@@ -80,6 +81,7 @@ class Family(ABC):
 
     exact = True
     exact_diameter = True
+    form = ""  # of a statistic that has changed: bundles and checkpoints of another form are refused
 
     # -- what a family must say -----------------------------------------------------------------------------------
 
@@ -230,6 +232,17 @@ class Family(ABC):
         r"""Covariance of S under theta, :math:`\nabla^2 A(\varphi)`."""
         return jax.hessian(self.log_partition)(self.natural(values))
 
+    def beside(self, measurement: Measurement) -> tuple[Measurement, Any]:
+        r"""What of a measurement is left for `moments_of_sum`, and what it says of quantities without a law: by default none.
+
+        A family whose records have a part without a law (covariates) gives what is believed of that part's own sums.
+        """
+        return measurement, None
+
+    def moments_of_sum(self, values: Values, n: int, beside: Any) -> tuple[Array, Array]:
+        r"""Mean and covariance of :math:`S_n` under theta, given what `beside` says."""
+        return n * self.mean(values), n * self.covariance(values)
+
     def draw(self, values: Values, key: Array, size: int) -> dict[str, Array]:
         """Draw records from the family itself, before they meet the declared domain. Not traceable in `size`."""
         (name,) = self.domain
@@ -322,7 +335,7 @@ class Family(ABC):
         kind = type(self)
         settings = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "prior"}
         prior = "default" if self.prior is None else self.joint_prior().describe()
-        program = "" if kind.__module__.startswith("sfumato.") else _program(kind)
+        program = self.form if kind.__module__.startswith("sfumato.") else _program(kind)
         return json.dumps([kind.__qualname__, settings, prior, program])
 
     def __repr__(self) -> str:

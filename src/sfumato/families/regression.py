@@ -1,6 +1,7 @@
 r"""Linear regression as an exponential family: covariates and outcome both private."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -11,13 +12,16 @@ from numpyro.distributions import constraints
 
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, Unsupported
+from sfumato.families import covariates
 from sfumato.families.base import Array, Family, Parameter
+from sfumato.families.measurement import Measurement, split
 from sfumato.families.multivariate import check_vector, product_widths
 from sfumato.families.normal import need_default_prior, scale_law
 from sfumato.families.prior import Joint, Values
 from sfumato.families.quadratic import MAX_FACES_DIM, Solid, from_triangle, over_box, over_solid, triangle
 from sfumato.model.base import Record
 
+_MADE_UP = 4096  # covariates that say what sums of them may be
 _PRIOR_SHAPE = 2.0
 _PRIOR_REACH = 10.0  # prior standard deviation of a covariate's whole effect, in units of the noise
 
@@ -30,11 +34,20 @@ class Sums(NamedTuple):
     yy: Array
 
 
+class Frame(NamedTuple):
+    """Where x and y are measured from, and in which units: shape (columns of x + 1,), y last."""
+
+    shift: np.ndarray
+    unit: np.ndarray
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearRegression(Family):
     r"""Normal outcome, mean linear in the covariates; coefficients and noise unknown.
 
-    With z = x, or (1, x) with an intercept, :math:`y \mid x \sim N(\beta^\top z, \sigma^2)`:
+    With z = x, or (1, x) with an intercept, :math:`y \mid x \sim N(\beta^\top z, \sigma^2)`. In S and in
+    :math:`\varphi` x and y are measured in units of their domain: from its middle, in half lengths, with an intercept; as
+    parts of the largest value without one. Coefficients and scale are those of x and y as they are.
 
     .. math:: S = (\mathrm{triangle}(zz^\top),\ zy,\ y^2), \quad
               \varphi = \Bigl(-\frac{\mathrm{triangle}(\beta\beta^\top)}{2\sigma^2},\ \frac{\beta}{\sigma^2},\
@@ -42,7 +55,7 @@ class LinearRegression(Family):
 
     The triangle is the upper one, off-diagonal entries times :math:`\sqrt 2`; the constant entry of :math:`zz^\top` is left
     out of S (its part of phi moves into log g). Covariates have no law of their own here: it cancels in every ratio, but
-    moments of S exist only given x (`moments_given`).
+    moments of S exist only given x (`moments_given`), or given what was released of the sums of covariates (`beside`).
 
     The range of a log ratio is that of a difference of two squares, which is exact in any dimension. Widths along a given
     direction are exact for a box of at most 4 dimensions, x and y together, and otherwise a proven upper bound, tight
@@ -57,8 +70,9 @@ class LinearRegression(Family):
     intercept
         Whether to add a constant covariate, as the first coefficient.
     prior
-        On ``scale`` and ``coefficients``; by default :math:`1/\sigma^2\sim` Gamma(2, 2 (length of y/8)^2) and coefficients
-        given scale independent Normals of standard deviation 10 scale / largest |z_j|, conjugate.
+        On ``scale`` and ``coefficients``; by default :math:`1/\sigma^2\sim` Gamma(2, 2 (length of y/8)^2) and, given scale,
+        the mean of y at the middle of x Normal about the middle of y, and slopes Normal about zero, independent, with standard
+        deviations 10 scale and 10 scale / half length of x_j, conjugate. Without an intercept: / largest |x_j|.
     """
 
     x: Domain
@@ -66,6 +80,7 @@ class LinearRegression(Family):
     intercept: bool = False
 
     exact_diameter = False
+    form = "in units of the domain"
 
     def __post_init__(self) -> None:
         check_vector("x", self.x)
@@ -101,8 +116,31 @@ class LinearRegression(Family):
         coefficients = Parameter("coefficients", (self.dim,), constraints.real_vector)
         return (coefficients, Parameter("scale", (), constraints.positive))
 
+    @cached_property
+    def _frame(self) -> "Frame":
+        """Where x and y are measured from, and in which units: by their domain."""
+        lo, hi = np.append(self.x.lo, self.y.lo), np.append(self.x.hi, self.y.hi)
+        shift = (lo + hi) / 2 if self.intercept else np.zeros(len(lo))
+        unit = np.maximum(hi - shift, shift - lo)
+        return Frame(shift, np.where(unit > 0, unit, 1.0))
+
+    def _standard(self, values: Values) -> tuple[Array, Array]:
+        """Coefficients and scale of x and y as they are measured in S."""
+        beta, first, frame = values["coefficients"], int(self.intercept), self._frame
+        shift, unit = frame.shift.astype(beta.dtype), frame.unit.astype(beta.dtype)
+        slopes = beta[first:] * unit[:-1]
+        constant = jnp.reshape(beta[0] + beta[first:] @ shift[:-1] - shift[-1], (1,)) if self.intercept else beta[:0]
+        return jnp.concatenate([constant, slopes]) / unit[-1], values["scale"] / unit[-1]
+
+    def _measured(self, record: Record) -> tuple[Array, Array]:
+        """Covariates z and outcome y of a record in the units of S."""
+        x, y, frame = jnp.asarray(record["x"]), jnp.asarray(record["y"]), self._frame
+        shift, unit = frame.shift, frame.unit
+        scaled = (x - shift[:-1].astype(x.dtype)) / unit[:-1].astype(x.dtype)
+        return self.design(scaled), (y - shift[-1].astype(y.dtype)) / unit[-1].astype(y.dtype)
+
     def design(self, x: Array) -> Array:
-        """The covariates z of a record, or of many."""
+        """The covariates of a record, or of many, with the constant if there is one."""
         x = jnp.asarray(x)
         return jnp.concatenate([jnp.ones_like(x[..., :1]), x], axis=-1) if self.intercept else x
 
@@ -112,20 +150,21 @@ class LinearRegression(Family):
 
     def statistic(self, record: Record) -> Array:
         """S = (triangle(zz'), zy, y^2)."""
-        z, y = self.design(record["x"]), jnp.asarray(record["y"])
+        z, y = self._measured(record)
         rows, columns, weights = self._triangle()
         return jnp.concatenate([z[rows] * z[columns] * weights.astype(z.dtype), z * y, jnp.reshape(y**2, (1,))])
 
     def natural(self, values: Values) -> Array:
         r""":math:`(-\mathrm{triangle}(\beta\beta^\top)/2,\ \beta,\ -1/2)/\sigma^2`."""
-        beta, variance = values["coefficients"], values["scale"] ** 2
+        beta, scale = self._standard(values)
         rows, columns, weights = self._triangle()
         squares = -beta[rows] * beta[columns] * weights.astype(beta.dtype) / 2
-        return jnp.concatenate([squares, beta, -0.5 * jnp.ones_like(beta[:1])]) / variance
+        return jnp.concatenate([squares, beta, -0.5 * jnp.ones_like(beta[:1])]) / scale**2
 
     def log_g(self, values: Values) -> Array:
         r""":math:`-\log\sigma`, and :math:`-\beta_0^2/(2\sigma^2)` for the intercept."""
-        constant = values["coefficients"][0] ** 2 / (2 * values["scale"] ** 2) if self.intercept else 0.0
+        beta, scale = self._standard(values)
+        constant = beta[0] ** 2 / (2 * scale**2) if self.intercept else 0.0
         return -jnp.log(values["scale"]) - constant
 
     # -- sensitivities --------------------------------------------------------------------------------------------
@@ -142,12 +181,20 @@ class LinearRegression(Family):
     def solid(self) -> Solid:
         """The set of all w = (z, y)."""
         one, none = np.ones(int(self.intercept)), np.zeros(int(self.intercept))
-        lo, hi = np.append(self.x.lo, self.y.lo), np.append(self.x.hi, self.y.hi)
+        lo, hi, radius = self._ends
         centre, half, ball = (lo + hi) / 2, (hi - lo) / 2, np.zeros(len(lo))
-        if self.x.ball_radius is not None:
+        if radius is not None:
             ball[:-1], half[:-1] = 1.0, 0.0
         parts = np.concatenate([one, centre]), np.concatenate([none, half]), np.concatenate([none, ball])
-        return Solid(*parts, self.x.ball_radius or 0.0)
+        return Solid(*parts, radius or 0.0)
+
+    @property
+    def _ends(self) -> tuple[np.ndarray, np.ndarray, float | None]:
+        """Lowest and highest x and y in the units of S, and the radius of the ball that x fills if it is one."""
+        lo, hi = np.append(self.x.lo, self.y.lo), np.append(self.x.hi, self.y.hi)
+        shift, unit = self._frame
+        radius = self.x.ball_radius
+        return (lo - shift) / unit, (hi - shift) / unit, None if radius is None else radius / float(unit[0])
 
     def support(self, v: Array) -> Array:
         """Largest value of a quadratic over the covariates and the outcome."""
@@ -171,7 +218,8 @@ class LinearRegression(Family):
         """
 
         def residual(at: Values) -> Array:
-            return jnp.append(-at["coefficients"], 1.0) / (2.0**0.5 * at["scale"])
+            beta, scale = self._standard(at)
+            return jnp.append(-beta, 1.0) / (2.0**0.5 * scale)
 
         here, there = residual(values), residual(values_prop)
         matrix = jnp.outer(here, here) - jnp.outer(there, there)
@@ -180,20 +228,21 @@ class LinearRegression(Family):
 
     def diameter(self) -> float:
         r"""A proven bound: :math:`zz^\top`, :math:`zy` and :math:`y^2`, each at its own widest."""
-        lo, hi = float(self.y.lo), float(self.y.hi)
+        every_lo, every_hi, radius = self._ends
+        x_lo, x_hi, lo, hi = every_lo[:-1], every_hi[:-1], float(every_lo[-1]), float(every_hi[-1])
         largest, least = max(lo**2, hi**2), 0.0 if lo < 0 < hi else min(lo**2, hi**2)
         squares = [(largest - least) ** 2]
         if self.intercept:
             squares.append((hi - lo) ** 2)
-        if (radius := self.x.ball_radius) is not None:
+        if radius is not None:
             corner = radius**4 * (2.0 if self.x.size > 1 else 1.0)
             squares += [corner, (2 * radius * max(abs(lo), abs(hi))) ** 2]
             squares += [2 * (2 * radius) ** 2] if self.intercept else []
         else:
-            squares += (product_widths(self.x.lo, self.x.hi) ** 2).tolist()
-            ends = np.stack([x * y for x in (self.x.lo, self.x.hi) for y in (lo, hi)])
+            squares += (product_widths(x_lo, x_hi) ** 2).tolist()
+            ends = np.stack([x * y for x in (x_lo, x_hi) for y in (lo, hi)])
             squares += ((ends.max(axis=0) - ends.min(axis=0)) ** 2).tolist()
-            squares += (2 * (self.x.hi - self.x.lo) ** 2).tolist() if self.intercept else []
+            squares += (2 * (x_hi - x_lo) ** 2).tolist() if self.intercept else []
         return float(np.sqrt(np.sum(squares)))
 
     # -- moments and records --------------------------------------------------------------------------------------
@@ -201,19 +250,20 @@ class LinearRegression(Family):
     def mean(self, values: Values) -> Array:
         """Not defined: covariates have no law here."""
         raise Unsupported(
-            "moments of LinearRegression's statistic depend on the covariates; use moments_given(values, x)."
+            "moments of LinearRegression's statistic depend on the covariates; use moments_given(values, x), or moments_of_sum."
         )
 
     def covariance(self, values: Values) -> Array:
         """Not defined: covariates have no law here."""
         raise Unsupported(
-            "moments of LinearRegression's statistic depend on the covariates; use moments_given(values, x)."
+            "moments of LinearRegression's statistic depend on the covariates; use moments_given(values, x), or moments_of_sum."
         )
 
     def moments_given(self, values: Values, x: Array) -> tuple[Array, Array]:
         """Mean and covariance of S given the covariates of one record."""
-        z, variance = self.design(x), values["scale"] ** 2
-        centre = jnp.sum(z * values["coefficients"])
+        beta, scale = self._standard(values)
+        z, _ = self._measured({"x": x, "y": self.y.lo})
+        centre, variance = jnp.sum(z * beta), scale**2
         rows, columns, weights = self._triangle()
         known = z[rows] * z[columns] * weights
         mean = jnp.concatenate([known, z * centre, jnp.reshape(centre**2 + variance, (1,))])
@@ -221,6 +271,58 @@ class LinearRegression(Family):
         pair = jnp.array([[1.0, 2 * centre], [2 * centre, 4 * centre**2 + 2 * variance]]) * variance
         loads = jnp.zeros((len(mean), 2)).at[len(known) : -1, 0].set(z).at[-1, 1].set(1.0)
         return mean, loads @ pair @ loads.T
+
+    def beside(self, measurement: Measurement) -> tuple[Measurement, Any]:
+        """What is measured besides the sums of covariates, and what is believed of these: `covariates.believed`."""
+        own = len(self._triangle()[0])
+        heard, rest = split(measurement, own)
+        return rest, covariates.believed(self._made_up, heard, lambda entries: self._grams(entries, measurement.n))
+
+    @cached_property
+    def _made_up(self) -> np.ndarray:
+        """Entries of zz' of made-up covariates: half of the entries (of a ball's records) uniform, half at the ends."""
+        rng, rows = np.random.default_rng(0), self._triangle()
+        spread, extreme = self.x.sample(rng, _MADE_UP), self.x.extremes(rng, _MADE_UP)
+        entry = (_MADE_UP, 1) if self.x.ball_radius is not None else spread.shape
+        frame = self._frame
+        x = (np.where(rng.random(entry) < 0.5, spread, extreme) - frame.shift[:-1]) / frame.unit[:-1]
+        z = np.concatenate([np.ones((_MADE_UP, int(self.intercept))), x], axis=1)
+        return np.asarray(z[:, rows[0]] * z[:, rows[1]] * rows[2])
+
+    def _grams(self, entries: np.ndarray, n: int) -> np.ndarray:
+        """Matrices of sums of zz' from their entries, many at once."""
+        rows, columns, weights = self._triangle()
+        grams: Any = np.zeros((len(entries), self.dim, self.dim))
+        if self.intercept:
+            grams[:, 0, 0] = n
+        grams[:, rows, columns] = grams[:, columns, rows] = entries / weights
+        return grams
+
+    def moments_of_sum(self, values: Values, n: int, beside: Any) -> tuple[Array, Array]:
+        r"""Mean and covariance of :math:`S_n`, its covariates averaged over by the moments of their sums G.
+
+        Given G, :math:`Z^\top y` and :math:`y^\top y` have means :math:`G\beta`, :math:`\beta^\top G\beta + n\sigma^2`,
+        variances :math:`\sigma^2G`, :math:`2n\sigma^4 + 4\sigma^2\beta^\top G\beta` and covariance
+        :math:`2\sigma^2G\beta`: all linear in G.
+        """
+        beta, scale = self._standard(values)
+        variance, own, entries = scale**2, len(beside.mean), beside.mean
+        fixed, each = self._gram_parts
+        gram = n * fixed + jnp.tensordot(entries, each, 1)
+        along = gram @ beta
+        mean = jnp.concatenate([entries, along, jnp.reshape(beta @ along + n * variance, (1,))])
+        turned = each @ beta
+        slopes = jnp.concatenate([np.eye(own), turned, (turned @ beta)[:, None]], axis=1)
+        square = 2 * n * variance**2 + 4 * variance * (beta @ along)
+        given = jnp.block([[variance * gram, 2 * variance * along[:, None]], [2 * variance * along[None], square]])
+        corner = ((own, 0), (own, 0))
+        return mean, slopes.T @ beside.covariance @ slopes + jnp.pad(given, corner)
+
+    @cached_property
+    def _gram_parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """What Z'Z has of one record before any entry is known, and of one in each entry."""
+        fixed = self._grams(np.zeros((1, len(self._triangle()[0]))), 1)[0]
+        return fixed, self._grams(np.eye(len(self._triangle()[0])), 0)
 
     def draw(self, values: Values, key: Array, size: int) -> dict[str, Array]:
         """Covariates uniform over their domain, outcomes from the family."""
@@ -235,39 +337,60 @@ class LinearRegression(Family):
 
     # -- prior and posterior --------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
+    def _prior_centre(self) -> np.ndarray:
+        """Slopes zero, and with an intercept the middle of y."""
+        return np.append(self._frame.shift[-1:] if self.intercept else [], np.zeros(self.x.size))
+
+    @cached_property
     def _prior_precision(self) -> np.ndarray:
-        reach = np.maximum(np.abs(self.x.lo), np.abs(self.x.hi))
-        reach = np.concatenate([np.ones(int(self.intercept)), np.where(reach > 0, reach, 1.0)])
-        return np.diag((reach / _PRIOR_REACH) ** 2)
+        """Diagonal for x measured from its middle: the same belief whatever the units and the origin of x."""
+        first, frame = int(self.intercept), self._frame
+        standard = np.diag(np.append(np.ones(first), frame.unit[:-1]))
+        if self.intercept:
+            standard[0, 1:] = frame.shift[:-1]
+        return np.asarray(standard.T @ standard / _PRIOR_REACH**2)
 
     @property
     def _prior_rate(self) -> float:
         return float(_PRIOR_SHAPE * ((self.y.hi - self.y.lo) / 8) ** 2)
 
     @staticmethod
-    def _conjugate(shape: Array, rate: Array, centre: Array, precision: Array) -> dict[str, Any]:
+    def _conjugate(shape: Array, rate: Array, centre: Array, root: Array) -> dict[str, Any]:
         def coefficients(values: Values) -> dist.Distribution:
-            return dist.MultivariateNormal(centre, precision_matrix=precision / values["scale"] ** 2)
+            return dist.MultivariateNormal(centre, scale_tril=root * values["scale"])
 
         return {"scale": scale_law(shape, rate), "coefficients": coefficients}
 
     def default_prior(self) -> dict[str, Any]:
         """Normal-inverse-gamma, as wide as the domain."""
-        return self._conjugate(_PRIOR_SHAPE, self._prior_rate, np.zeros(self.dim), self._prior_precision)
+        root = np.linalg.cholesky(np.linalg.inv(self._prior_precision))
+        return self._conjugate(_PRIOR_SHAPE, self._prior_rate, self._prior_centre, root)
 
     def unpack(self, s_n: Array, n: int) -> Sums:
-        """Z'Z, Z'y and y'y from the sum of statistics."""
-        dim = self.dim
-        size = dim * (dim + 1) // 2 - int(self.intercept)
-        entries = jnp.concatenate([jnp.full(int(self.intercept), float(n)), s_n[:size]])
-        return Sums(from_triangle(entries, dim), s_n[size : size + dim], s_n[-1])
+        """Z'Z, Z'y and y'y of x and y as they are, from the sum of statistics."""
+        dim, first, frame = self.dim, int(self.intercept), self._frame
+        size = dim * (dim + 1) // 2 - first
+        gram, mixed = self.unpack_gram(s_n[:size], n), s_n[size : size + dim]
+        every = jnp.block([[gram, mixed[:, None]], [mixed[None], jnp.reshape(s_n[-1], (1, 1))]])
+        back: Any = np.diag(np.concatenate([np.ones(first), frame.unit]))
+        if self.intercept:
+            back[1:, 0] = frame.shift
+        every = back @ every @ back.T
+        return Sums(every[:dim, :dim], every[:dim, dim], every[dim, dim])
+
+    def unpack_gram(self, entries: Array, n: int) -> Array:
+        """Z'Z in the units of S from its entries."""
+        constant = jnp.full(int(self.intercept), float(n))
+        return from_triangle(jnp.concatenate([constant, entries]), self.dim)
 
     def posterior(self, s_n: Array, n: int) -> Joint:
         """Normal-inverse-gamma update."""
         need_default_prior(self)
         sums = self.unpack(s_n, n)
         precision = self._prior_precision + sums.zz
-        centre = jnp.linalg.solve(precision, sums.zy)
-        rate = self._prior_rate + (sums.yy - centre @ precision @ centre) / 2
-        return Joint(self._conjugate(_PRIOR_SHAPE + n / 2, rate, centre, precision))
+        prior = self._prior_precision @ self._prior_centre
+        centre = jnp.linalg.solve(precision, prior + sums.zy)
+        rate = self._prior_rate + (sums.yy + self._prior_centre @ prior - centre @ precision @ centre) / 2
+        root = jnp.linalg.cholesky(jnp.linalg.inv(precision))
+        return Joint(self._conjugate(_PRIOR_SHAPE + n / 2, rate, centre, root))

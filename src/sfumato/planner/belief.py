@@ -66,10 +66,17 @@ def prior_precision(model: Model, theta: np.ndarray) -> np.ndarray:
 
 
 def positive(matrix: np.ndarray, floor: float = 1e-9) -> np.ndarray:
-    """Nearest symmetric matrix with eigenvalues at least `floor` times the largest."""
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    """Nearest symmetric matrix with eigenvalues at least `floor` times the largest, each coordinate in its own unit.
+
+    Units of coordinates may differ by many orders of magnitude, and no eigenvalue is small because of them.
+    """
+    size = np.sqrt(np.abs(np.diag(matrix)))
+    size = np.where(size > 0, size, size[size > 0].min(initial=np.inf))
+    unit = np.where(np.isfinite(size), size, 1.0)
+    own = matrix / np.outer(unit, unit)
+    values, vectors = np.linalg.eigh((own + own.T) / 2)
     values = np.maximum(values, floor * max(values.max(), 1e-300))
-    return np.asarray((vectors * values) @ vectors.T)
+    return np.asarray((vectors * values) @ vectors.T * np.outer(unit, unit))
 
 
 def safe_inverse(matrix: np.ndarray) -> np.ndarray:

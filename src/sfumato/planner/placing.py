@@ -6,7 +6,7 @@ it clear) and, with everything else, for one gradient. One gradient and not seve
 the summed precision, and every release at another point would have to be carried over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from sfumato.planner.arrival import is_noise
 from sfumato.planner.belief import Belief, positive, prior_precision, safe_inverse
 from sfumato.planner.guide import information_kind
 from sfumato.planner.pilot import Piloted, Release, run_pilot
+from sfumato.planner.shape import shaped
 
 FINDING = 0.16
 """Share of the budget that finds the place."""
@@ -30,6 +31,8 @@ LOOKING = 0.15
 """Share of the budget for the information at the place, at the most."""
 CLEAR = 0.03
 """Spectral noise of the whitened information that is worth paying for: it enters the answer times the distance to the place."""
+BY_LAW = {"information": 0.3, "gradient": 0.2}
+"""Shares of the budget at the public start, for a family whose law says where the posterior is from anywhere."""
 LOST = 0.7
 """Roughness of the search's information from which its place is no better than the public start."""
 _MARGIN = 1.0 + 2.0**-10
@@ -112,32 +115,54 @@ def place(
     covariance: np.ndarray | None = None,
     bound: float = np.inf,
     others: Sequence[Mapping[str, Domain]] = (),
+    weight: np.ndarray | None = None,
+    locate: Callable[[list[Asked]], Belief] | None = None,
 ) -> Placed:
-    """Spend `mu_squared` on the score and the information near the posterior; see `run_pilot` for the parameters."""
-    recorded = Recorded(release)
-    piloted = run_pilot(
-        model, domain, n, start, FINDING * mu_squared, recorded, known=known, covariance=covariance, bound=bound,
-        others=others, most=FINDING_AT_MOST * mu_squared,
-    )  # fmt: skip
-    search, belief = Search(model, [domain, *others]), piloted.belief
-    # A search that heard mostly noise whitens by noise.
-    lost = covariance is not None and belief.roughness > LOST
-    root = np.linalg.cholesky(covariance if lost and covariance is not None else belief.covariance)
-    theta = np.clip(start if lost else _drawn_back(model, start, belief), -bound, bound)
+    """Spend `mu_squared` on the score and the information near the posterior; see `run_pilot` for the other parameters.
 
-    def ask(what: str, matrix: np.ndarray, share: float, clear: float = 0.0) -> Asked:
+    Parameters
+    ----------
+    weight
+        How much each coordinate's variance counts (`shape.coordinate_weights`); by default all alike.
+    locate
+        Function all releases -> centre and covariance of the posterior given them: for families whose law is global. The place is
+        that centre then.
+    """
+    recorded, search = Recorded(release), Search(model, [domain, *others])
+
+    def ask(what: str, theta: np.ndarray, matrix: np.ndarray, share: float, clear: float = 0.0) -> Asked:
         reach = search.reach(what, theta, matrix)
         width = 2 * reach.radius * _MARGIN
         recorded(what, theta, matrix, reach.radius, max(width / (share * mu_squared) ** 0.5, clear), reach.centre)
         return recorded.asked[-1]
 
-    if not known:
-        dim = len(theta)
-        looked = ask(information_kind(model, domain, theta), root, LOOKING, CLEAR / (2 * dim) ** 0.5)
-        root = _sharper(model, theta, root, looked, synthetic.silent(model, domain, theta))
-    last = ask("gradient", root, 1 - recorded.spent / mu_squared)
-    back = float(np.linalg.norm(np.linalg.solve(root, theta - belief.centre))) / len(theta) ** 0.5
-    piloted = piloted._replace(off_by=np.inf if lost else float(np.hypot(piloted.off_by, back)))
+    if locate is not None and covariance is not None:
+        root = np.linalg.cholesky(covariance)
+        for what, share in BY_LAW.items():
+            ask(what, np.clip(start, -bound, bound), root, share)
+        belief = locate(recorded.asked)
+        theta, root = np.clip(belief.centre, -bound, bound), np.linalg.cholesky(belief.covariance)
+        # A law that is global does not care how far off the place is.
+        piloted = Piloted(belief, [], True, np.inf, recorded.spent, 0.0)
+    else:
+        piloted = run_pilot(
+            model, domain, n, start, FINDING * mu_squared, recorded, known=known, covariance=covariance, bound=bound,
+            others=others, most=FINDING_AT_MOST * mu_squared,
+        )  # fmt: skip
+        belief = piloted.belief
+        # A search that heard mostly noise whitens by noise.
+        lost = covariance is not None and belief.roughness > LOST
+        root = np.linalg.cholesky(covariance if lost and covariance is not None else belief.covariance)
+        theta = np.clip(start if lost else _drawn_back(model, start, belief), -bound, bound)
+        back = float(np.linalg.norm(np.linalg.solve(root, theta - belief.centre))) / len(theta) ** 0.5
+        piloted = piloted._replace(off_by=np.inf if lost else float(np.hypot(piloted.off_by, back)))
+        if not known:
+            looked = ask(information_kind(model, domain, theta), theta, root, LOOKING, CLEAR / (2 * len(theta)) ** 0.5)
+            root = _sharper(model, theta, root, looked, synthetic.silent(model, domain, theta))
+    left = 1 - recorded.spent / mu_squared
+    weight = np.ones(len(theta)) if weight is None else weight
+    matrix = shaped(search, theta, root, prior_precision(model, theta), weight, left * mu_squared)
+    last = ask("gradient", theta, matrix, left)
     return _judged(model, recorded, piloted, root, last, search, synthetic.silent(model, domain, theta))
 
 
@@ -153,13 +178,16 @@ def _judged(
 ) -> Placed:  # fmt: skip
     """Compare the last gradient with what the search said about the place."""
     slope = np.nan_to_num(np.asarray(prior_derivatives(model)(last.theta)[0]))
-    way = (last.answer + root.T @ slope)[: len(root)]
+    way = last.answer + last.matrix.T @ slope
+    turn = np.linalg.solve(root, last.matrix)
     free = int(np.sum(~silent))
     # In whitened coordinates the place is off by the stated error, and the gradient is that plus its noise.
-    expected = piloted.off_by**2 * len(root) / max(free, 1) + last.sigma**2
-    square = float(way @ way)
+    off_by = min(piloted.off_by, 1e9)
+    expected = off_by**2 * len(root) / max(free, 1) * (turn.T @ turn) + last.sigma**2 * np.eye(len(root))
+    square = float(way @ np.linalg.solve(expected, way))
+    length = float(np.linalg.norm(np.linalg.solve(turn.T, way)))
     width = float(np.sqrt(2.0)) * search.reach("gradient", last.theta, root).radius
-    return Placed(recorded.asked, piloted, not is_noise(square, expected, free), (square / len(root)) ** 0.5, width)
+    return Placed(recorded.asked, piloted, not is_noise(square, 1.0, free), length / len(root) ** 0.5, width)
 
 
 def _sharper(model: Model, theta: np.ndarray, root: np.ndarray, looked: Asked, silent: np.ndarray) -> np.ndarray:

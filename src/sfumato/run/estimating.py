@@ -7,6 +7,8 @@ release says is computed again when an estimate is resumed, and costs nothing.
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,20 @@ import numpy as np
 
 from sfumato.analysis import local_normal, noise_aware
 from sfumato.analysis.estimate import CHAINS, Estimate, drawn
+from sfumato.analysis.from_copies import belief_by_law
 from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.families.base import Family
+from sfumato.families.measurement import Measurement
 from sfumato.kernel import PublicStream
 from sfumato.model import Model
+from sfumato.model.derivatives import vector_function
 from sfumato.owners.rounds import Rounds
+from sfumato.planner.belief import Belief
 from sfumato.planner.making import first_belief
-from sfumato.planner.placing import Placed, place, plain
+from sfumato.planner.placing import Asked, Placed, place, plain
+from sfumato.planner.shape import coordinate_weights
 from sfumato.privacy.joint import join
 from sfumato.run.holding import under_way
 from sfumato.run.journal import Journal
@@ -71,6 +78,7 @@ def estimate(
     columns: Mapping[str, str | Sequence[str]] | None = None,
     guess: Mapping[str, Any] | None = None,
     example: Mapping[str, Any] | None = None,
+    focus: Sequence[str] | None = None,
     precision: str = "float64",
     progress: bool | Tick | None = None,
 ) -> Estimate:
@@ -82,6 +90,9 @@ def estimate(
     ----------
     model, data, domain, epsilon, delta, n, sensitivity, outside, ledger, checkpoint, columns, guess, example, precision, progress
         As in `sample`. Bundles have `noise_aware()` instead.
+    focus
+        Names of sites, or of coordinates such as "beta[2]": the noise is shaped so that their error is lowest. By default all
+        parameters count alike.
     draws
         Draws in each of four rows; `Estimate.more` gives others.
     seed
@@ -116,6 +127,7 @@ def estimate(
         if isinstance(party, TableParty):
             party.check_room()
     studies = make_studies(model, parties, domain, request)
+    focus = _checked_focus(studies[0].model, focus)
     kept = Journal(checkpoint) if checkpoint is not None else None
     terms = make_terms(
         model, studies[0], parties, domain, request, run_id=secrets.token_hex(8),
@@ -132,19 +144,36 @@ def estimate(
             folder=None if kept is None else kept.folder, tick=tick,
         )  # fmt: skip
         terms = settle(
-            terms.with_facts(opened.access.facts), kept, **_first_terms(opened, terms, request, opened.access.n)
+            terms.with_facts(opened.access.facts), kept, **_first_terms(opened, terms, request, opened.access.n, focus)
         )
         refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
         return _finish(opened, terms, kept, tick)
 
 
-def _first_terms(opened: Opened, terms: Terms, request: Request, n: int) -> dict[str, Any]:
+def _checked_focus(model: Model, focus: Sequence[str] | None) -> list[str] | None:
+    """The names in focus, each of a site or a coordinate of the model."""
+    if focus is None:
+        return None
+    named = [focus] if isinstance(focus, str) else list(focus)
+    coordinates = model.coordinate_names()
+    known = {*coordinates, *(name.split("[")[0] for name in coordinates)}
+    unknown = [one for one in named if one not in known]
+    if not named or unknown:
+        raise InvalidInput(
+            f"focus must name sites or coordinates of the model, such as {coordinates[0]!r}, got {unknown or named!r}; the "
+            f"sites are {', '.join(sorted({name.split('[')[0] for name in coordinates}))}."
+        )
+    return named
+
+
+def _first_terms(opened: Opened, terms: Terms, request: Request, n: int, focus: Sequence[str] | None) -> dict[str, Any]:
     """What is settled before anything is spent: the start, and what all owners together have to spend."""
     access = opened.access
     mu = set_shares(opened, [1.0] * len(opened.live)) if isinstance(access, Rounds) else access.facts[0].mu
     belief = first_belief(opened.study, n, request.guess, request.example)
     centre = np.clip(belief.centre, -access.theta_bound, access.theta_bound)
     begun = {"mu": mu, "n": n, "centre": centre.tolist(), "covariance": belief.covariance.tolist()}
+    begun["focus"] = focus
     owners = terms.with_facts(access.facts).owners
     return {"owners": owners, "first_plan": begun, "shares": list(access.shares)}
 
@@ -170,14 +199,15 @@ def _finish(opened: Opened, terms: Terms, kept: Journal | None, tick: Tick) -> E
     domains = {domain_key(other): other.domain for other in opened.studies}
     domains.pop(domain_key(study))
     tick(0, 1, "asking")
+    clamped = any(said.outside == "clamp" for said in access.facts)
     with jax.enable_x64(True):
         placed = place(
             study.model, study.domain, begun["n"], np.array(begun["centre"]), _ROOM * begun["mu"] ** 2, release,
             known=study.knows_information, covariance=np.array(begun["covariance"]), bound=access.theta_bound,
-            others=tuple(domains.values()),
+            others=tuple(domains.values()), locate=_located(study, begun["n"], clamped),
+            weight=coordinate_weights(study.model.coordinate_names(), begun["focus"]),
         )  # fmt: skip
         access.forget()
-        clamped = any(said.outside == "clamp" for said in access.facts)
         tick(1, 1, "computing")
         points, weight, label, about, of_prior = _answer(study, begun["n"], placed, clamped, terms.seed)
     several = len(opened.parties) > 1
@@ -201,7 +231,7 @@ def _answer(study: Study, n: int, placed: Placed, clamped: bool, seed: int) -> t
     silent = synthetic.silent(model, study.domain, placed.asked[-1].theta)
     family = study.family
     if family is not None and _has_law(family):
-        measurement = _measured(family, model, placed, n)
+        measurement = _measured(family, model, placed.asked, n)
         found = noise_aware.sample_posterior(family, measurement, None, clamped=clamped, seed=seed)
         points = {name: values.reshape(-1, *values.shape[2:]) for name, values in found.draws.items()}
         theta = _unconstrained(model, points)
@@ -238,6 +268,20 @@ def _relative_roughness(heard: local_normal.Heard) -> float:
     return float(heard.roughness * (2 * len(heard.root)) ** 0.5 / (np.trace(heard.information) / len(heard.root)))
 
 
+def _located(study: Study, n: int, clamped: bool) -> Callable[[list[Asked]], Belief] | None:
+    """Where all releases so far place the posterior: for a family with a law, whose information has to be asked for."""
+    family, model = study.family, study.model
+    if family is None or study.knows_information or not _has_law(family):
+        return None
+
+    def locate(asked: list[Asked]) -> Belief:
+        measurement = _measured(family, model, asked, n)
+        centre, covariance = belief_by_law(family, model, measurement, noise_aware.prior_starts(model), clamped)
+        return Belief(centre, covariance, "all releases so far")
+
+    return locate
+
+
 def _has_law(family: Family) -> bool:
     """Whether the family's statistic has a law of its own."""
     try:
@@ -247,17 +291,39 @@ def _has_law(family: Family) -> bool:
     return True
 
 
-def _measured(family: Family, model: Model, placed: Placed, n: int) -> noise_aware.Measurement:
-    r"""Every score as a linear measurement of :math:`S_n`: :math:`A^\top(D\varphi^\top S_n + n\nabla\log g)` plus noise."""
-    slopes = jax.jit(jax.jacfwd(lambda t: family.natural(model.constrain(t))))
-    public = jax.jit(jax.grad(lambda t: jnp.reshape(family.log_g(model.constrain(t)), ())))
+def _measured(family: Family, model: Model, asked: Sequence[Asked], n: int) -> Measurement:
+    r"""Every score and Hessian as a linear measurement of :math:`S_n`.
+
+    A score is :math:`A^\top(D\varphi^\top S_n + n\nabla\log g)` plus noise, and second derivatives are as linear.
+    """
+    functions = {what: _linear(family, model, what) for what in ("gradient", "information")}
     directions, answers, sigma = [], [], []
-    for one in placed.asked:
-        if one.what == "gradient":
-            directions.append(one.matrix.T @ np.asarray(slopes(one.theta)).T)
-            answers.append(one.answer - n * one.matrix.T @ np.asarray(public(one.theta)))
+    for one in asked:
+        if one.what in functions:
+            slopes, public = functions[one.what](one.theta, one.matrix)
+            directions.append(np.asarray(slopes))
+            answers.append(one.answer - n * np.asarray(public))
             sigma.append(np.full(len(one.answer), one.sigma))
     return noise_aware.from_answers(np.concatenate(directions), np.concatenate(answers), np.concatenate(sigma), n)
+
+
+@lru_cache(maxsize=16)
+def _linear(family: Family, model: Model, what: str) -> Callable[[np.ndarray, np.ndarray], tuple[Any, Any]]:
+    """Function (theta, matrix) -> slopes and constant of what a release sums, as a function of one record's S."""
+
+    def vector(statistic: Any, theta: Any, matrix: Any) -> Any:
+        def log_likelihood(at: Any, record: Any) -> Any:
+            values = model.constrain(at)
+            return family.natural(values) @ record["statistic"] + jnp.reshape(family.log_g(values), ())
+
+        summed = replace(model, log_likelihood=log_likelihood)
+        return vector_function(what, summed, theta, matrix)({"statistic": statistic})
+
+    def both(theta: Any, matrix: Any) -> tuple[Any, Any]:
+        nothing = jnp.zeros(family.size)
+        return jax.jacrev(vector)(nothing, theta, matrix), vector(nothing, theta, matrix)
+
+    return jax.jit(both)
 
 
 def _unconstrained(model: Model, points: Mapping[str, np.ndarray]) -> np.ndarray:
