@@ -66,6 +66,8 @@ MOST_TILTED = 120
 _REDRAWN, _LEAST_ROUGH, _CARRIED = 4, 0.05, 0.05
 NEGATIVE = 1.0
 """Spectral noise of the whitened information below which a negative direction is no noise."""
+SCALE = 0.8
+"""Standard deviation of the logarithm of a covariate's scale, beside that of made-up records."""
 _BATCH = 100  # points whose densities are computed together
 _FLOOR = 1e-3  # smallest eigenvalue of the whitened information, beside the largest, that is believed
 
@@ -148,9 +150,10 @@ def hear(
         whitened, rough = root.T @ information[np.ix_(loud, loud)] @ root, 0.0
     instead = None if assumed is None else root.T @ assumed[np.ix_(loud, loud)] @ root
     if instead is not None and rough > 0:
-        alone = rough
+        assert assumed is not None
+        instead = _scaled(whitened, rough, root, assumed[np.ix_(loud, loud)])
+        share = 1 / (1 + (rough * len(root) / float(np.trace(instead))) ** 2)
         whitened, rough = _together(whitened, rough, instead)
-        share *= (rough / alone) ** 2
     own, turn = _loud_root(last.matrix, loud)
     change = np.linalg.solve(own, root).T  # from the score's own whitened coordinates to those of the information
     score, noise = change @ (turn.T @ last.answer), last.sigma**2 * change @ change.T
@@ -166,10 +169,43 @@ def assumed_information(model: Model, domain: Mapping[str, Domain], n: int, thet
 
 
 def _together(whitened: np.ndarray, rough: float, assumed: np.ndarray) -> tuple[np.ndarray, float]:
-    """Released and assumed information by their precisions; the assumed one may be off by as much as it is."""
+    r"""Released and assumed information by their precisions.
+
+    How far the assumed one is off is read off the released one: of p numbers, :math:`k` went into its scales, and the others differ
+    by noise :math:`\tau` and by what it is off, :math:`s^2 = \lVert W - J\rVert^2/(p - k) - \tau^2`, with a standard error of the
+    noise for safety. It is never taken to be off by more than it is large.
+    """
     size = max(float(np.trace(assumed)) / len(assumed), 1e-300)
-    told, believed = rough**-2, size**-2
-    return (told * whitened + believed * assumed) / (told + believed), float((told + believed) ** -0.5)
+    numbers, scales = len(assumed) * (len(assumed) + 1) // 2, len(assumed)
+    if numbers == scales:  # one coordinate: nothing is left to compare by
+        off = size**2
+    else:
+        free = numbers - scales
+        apart = float(np.sum((whitened - assumed) ** 2)) / free - rough**2
+        off = min(max(apart, 0.0) + rough**2 * (2 / free) ** 0.5, max(size**2, apart))
+    keep = off / (off + rough**2)
+    # What is left: the noise that is kept, and what the scales took up of it, or what they may be off if it is too much to tell.
+    left = keep * rough**2 + (1 - keep) * min(rough**2 * scales / numbers, size**2)
+    return keep * whitened + (1 - keep) * assumed, float(left**0.5)
+
+
+def _scaled(whitened: np.ndarray, rough: float, root: np.ndarray, assumed: np.ndarray) -> np.ndarray:
+    r"""The assumed information DJD, whitened, with the scales D of covariates that explain the released one as far as noise lets.
+
+    :math:`\log D` is taken to be normal about zero with standard deviation `SCALE`: covariates of the records may fill less of
+    their domain than made-up ones, or be rarer.
+    """
+
+    def misfit(log_scale: np.ndarray) -> tuple[float, np.ndarray]:
+        scale = np.exp(log_scale)
+        inner = scale[:, None] * assumed * scale
+        apart = root.T @ inner @ root - whitened
+        slope = 2 * np.einsum("ij,ji->i", inner, root @ apart @ root.T) / rough**2
+        square = float(np.sum(apart**2)) / rough**2 + float(np.sum((log_scale / SCALE) ** 2))
+        return square / 2, slope + log_scale / SCALE**2
+
+    best = minimize(misfit, np.zeros(len(root)), jac=True, method="L-BFGS-B", bounds=[(-4.0, 4.0)] * len(root)).x
+    return np.asarray(root.T @ (np.exp(best)[:, None] * assumed * np.exp(best)) @ root)
 
 
 def _loud_root(matrix: np.ndarray, loud: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -485,7 +521,8 @@ def _adapt(
         fresh = laws if turn == 0 else laws[-1:]
         for centre, covariance in fresh:
             law = multivariate_t(centre, covariance + jitter, df=_FREEDOM, allow_singular=True)
-            drawn = np.reshape(law.rvs(number // len(fresh), random_state=rng), (-1, len(centre)))
+            half = np.reshape(law.rvs(number // len(fresh) // 2, random_state=rng), (-1, len(centre)))
+            drawn = np.concatenate([half, 2 * centre - half])  # in pairs, so that chance hardly moves their mean
             used.append(law)
             sizes.append(len(drawn))
             points.append(drawn)
