@@ -1,11 +1,13 @@
 """Does an estimate cover? Truths from the prior, tables from the model, estimates from simulated releases.
 
-    python benchmarks/estimate.py [--sets 400] [--cells logistic-3-500-0.5-uniform,...] [--jobs 2] [--straight]
+    python benchmarks/estimate.py [--sets 400] [--cells logistic-3-500-0.1-uniform,...] [--owners 3] [--jobs 2] [--straight]
 
 Every cell is a model, a number of parameters, of records, an epsilon and a way covariates lie. For each set a truth is drawn from
 the prior, a table from the truth, and an estimate is made as `sf.estimate` makes it. Wanted: 90 % intervals cover in 85 to 95 %
 of the cases in each cell, and in 89 to 91 % of all (beyond chance: a cell's share has a standard error of its own, printed). The
-error is compared with that of the one-shot limit: a single release of the score, at the mode, with the whole budget.
+error is compared with that of the one-shot limit: a single release of the score, at the mode, with the whole budget. Wanted: 1.3
+times that at the most, where the limit is one draw or more. With several owners each has an equal budget and adds noise of its own;
+the limit is that of as many who each release once.
 
 A release is simulated: an exact sum over the table and NumPy's normal noise. The vault's own sums, noise and charges have tests
 of their own. The price of every release is added up all the same, and an estimate that passes its budget ends the benchmark.
@@ -21,6 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -31,23 +34,24 @@ import numpyro.distributions as dist
 
 import sfumato as sf
 from sfumato.analysis import local_normal
-from sfumato.analysis.estimate import drawn
+from sfumato.analysis.estimate import drawn, judge
 from sfumato.bounds import compiled, synthetic
 from sfumato.bounds.reach import Search, diameter
 from sfumato.model import Model
-from sfumato.model.derivatives import size, vector_function
+from sfumato.model.derivatives import vector_function
 from sfumato.model.trials import as_model_input
 from sfumato.planner.belief import positive, prior_precision, safe_inverse
 from sfumato.planner.centre import summit
 from sfumato.planner.making import first_belief
-from sfumato.planner.placing import place
+from sfumato.planner.owners import share_out
+from sfumato.planner.placing import Placed, place
 from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study, make_study
 
 DELTA = 1e-6
 LEVEL = 0.9
 EACH, ALL = (0.85, 0.95), (0.89, 0.91)
-MOSTLY_PRIOR = 0.8
+LARGEST_ERROR = 1.3
 
 
 class Cell(NamedTuple):
@@ -158,20 +162,22 @@ def sums(model: Model, what: str) -> Any:
 
 @dataclass
 class Release:
-    """What a vault would answer, and what it would have cost."""
+    """What vaults would answer, and what each would have charged; each owner adds noise of its own."""
 
     study: Study
     table: dict[str, np.ndarray]
     rng: np.random.Generator
     cap: float
+    owners: int = 1
     spent: float = 0.0
 
     def __call__(self, what: str, theta: Any, matrix: Any, radius: float, sigma: float, centre: Any) -> np.ndarray:
-        self.spent += (2 * radius / sigma) ** 2
+        own = sigma / self.owners**0.5
+        self.spent += (2 * radius / own) ** 2
         if self.spent > self.cap:
             raise RuntimeError(f"an estimate may spend {self.cap:.6g} of mu squared, and asked for {self.spent:.6g}.")
         total = np.asarray(sums(self.study.model, what)(self.table, theta, matrix, radius, np.asarray(centre, float)))
-        return total + sigma * self.rng.standard_normal(size(what, self.study.model.dim))
+        return total + own * self.rng.standard_normal((self.owners, len(total))).sum(axis=0)
 
 
 # -- one estimate -------------------------------------------------------------------------------------------------------------
@@ -189,9 +195,10 @@ class Made(NamedTuple):
     surprise: bool
     effective: float
     seconds: float
+    verdict: str
 
 
-def one(cell: Cell, seed: int, number: int, straight: bool) -> Made:
+def one(cell: Cell, seed: int, number: int, straight: bool, owners: int = 1) -> Made:
     rng = np.random.default_rng([seed, zlib.crc32(cell.name.encode()), number])
     study, mu = study_of(cell.model, cell.dim), budget_mu(cell.epsilon, DELTA)
     model = study.model
@@ -199,7 +206,8 @@ def one(cell: Cell, seed: int, number: int, straight: bool) -> Made:
         truth = np.asarray(model.sample_prior(jax.random.key(int(rng.integers(2**31)))))
         table = table_of(study, cell, truth, rng)
         belief = first_belief(study, cell.n, None, None)
-        release, began = Release(study, table, rng, cap=mu**2), time.process_time()
+        release, began = Release(study, table, rng, cap=mu**2, owners=owners), time.process_time()
+        mu = share_out([mu**2] * owners, [1.0] * owners)[1]
         placed = place(model, study.domain, cell.n, belief.centre, 0.999 * mu**2, release, covariance=belief.covariance)
         silent = synthetic.silent(model, study.domain, placed.asked[-1].theta)
         assumed = local_normal.assumed_information(model, study.domain, cell.n, placed.asked[-1].theta)
@@ -212,12 +220,29 @@ def one(cell: Cell, seed: int, number: int, straight: bool) -> Made:
         sd = np.sqrt(np.diag(covariance))
         root = np.linalg.cholesky(covariance)
         limit = (mu / diameter(Search(model, [study.domain]).vectors("gradient", mode, root))) ** 2
-    prior = np.std(compiled.prior_draws(model), axis=0)
     return Made(
-        ((low <= truth) & (truth <= high)).tolist(), ((theta.mean(axis=0) - mode) / sd).tolist(),
-        ((high - low) / (3.29 * sd)).tolist(), float(np.median(theta.std(axis=0) / prior)), placed.off, limit,
-        placed.surprise, found.effective, seconds,
+        ((low <= truth) & (truth <= high)).tolist(), ((found.weight @ found.theta - mode) / sd).tolist(),
+        ((high - low) / (3.29 * sd)).tolist(), float(np.median(list(of_prior(model, theta).values()))), placed.off, limit,
+        placed.surprise, found.effective, seconds, verdict(model, heard, placed, found, theta),
     )  # fmt: skip
+
+
+def of_prior(model: Model, theta: np.ndarray) -> dict[str, float]:
+    """Share of the prior's spread that is left, by coordinate."""
+    low, high = (np.quantile(draws, [0.16, 0.84], axis=0) for draws in (compiled.prior_draws(model), theta))
+    return dict(zip(model.coordinate_names(), ((high[1] - high[0]) / (low[1] - low[0])).tolist(), strict=True))
+
+
+def verdict(model: Model, heard: Any, placed: Placed, found: Any, theta: np.ndarray) -> str:
+    """What the estimate would say of itself."""
+    away = ((theta.mean(axis=0) - heard.theta) / np.maximum(theta.std(axis=0), 1e-150))[heard.loud]
+    size = float(np.trace(heard.information)) / len(heard.root)
+    about = {
+        "off": float(np.sqrt(np.mean(away**2))), "surprise": placed.surprise, "effective": found.effective,
+        "roughness": heard.roughness * (2 * len(heard.root)) ** 0.5 / size,
+    }  # fmt: skip
+    said: Any = SimpleNamespace(about=about, label="", of_prior=of_prior(model, theta))
+    return judge(said).level
 
 
 def posterior(study: Study, table: dict[str, np.ndarray], start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -240,11 +265,12 @@ def posterior(study: Study, table: dict[str, np.ndarray], start: np.ndarray) -> 
 
 HEADER = (
     f"{'cell':<32}{'sets':>5}{'limit':>8}{'covered':>9}{'+-':>6}{'width':>7}{'error':>7}{'/limit':>7}{'prior':>7}{'off':>6}"
-    f"{'!':>4}{'eff':>7}{'s':>6}"
+    f"{'!':>4}{'said':>9}{'eff':>7}{'s':>6}"
 )
 LEGEND = """limit: one-shot, median. covered: share of 90 % intervals with the truth in them. width: of intervals, beside those
-without privacy. error: of the mean, in posterior sds without privacy; /limit: over limit^(-1/2). prior: posterior
-over prior sd. off: length of the last gradient. !: surprises. eff: effective points, the least. s: processor seconds."""
+without privacy. error: of the mean, in posterior sds without privacy; /limit: over limit^(-1/2), set by set. prior: posterior
+over prior sd. off: length of the last gradient. !: surprises. said: verdicts, good/rough/unusable.
+eff: effective points, the least. s: processor seconds."""
 
 
 class Row(NamedTuple):
@@ -255,21 +281,34 @@ class Row(NamedTuple):
     covered: float
     error_of_it: float
     limit: float
+    over_limit: float
+    prior: float
+    verdicts: dict[str, int]
+    covered_by_verdict: dict[str, float]
     text: str
 
 
-def row(cell: Cell, sets: int, seed: int, straight: bool) -> Row:
-    made = [one(cell, seed, number, straight) for number in range(sets)]
+def row(cell: Cell, sets: int, seed: int, straight: bool, owners: int = 1) -> Row:
+    made = [one(cell, seed, number, straight, owners) for number in range(sets)]
     covers = np.array([m.covers for m in made], dtype=float)
     covered, se = covers.mean(), covers.mean(axis=1).std() / max(len(made), 2) ** 0.5
     limit = float(np.median([m.limit for m in made]))
-    error = float(np.sqrt(np.mean(np.square([m.error for m in made]))))
+    square = np.mean(np.square([m.error for m in made]), axis=1)
+    over_limit = float(np.sqrt(np.mean(square * [m.limit for m in made])))
+    prior = float(np.median([m.prior for m in made]))
+    said = [m.verdict for m in made]
+    verdicts = {level: said.count(level) for level in ("good", "rough", "unusable")}
+    by_verdict = {
+        level: float(np.mean([m.covers for m in made if m.verdict == level]))
+        for level, times in verdicts.items() if times
+    }  # fmt: skip
     text = (
-        f"{cell.name:<32}{sets:>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}{np.median([m.width for m in made]):>7.2f}{error:>7.2f}"
-        f"{error * limit**0.5:>7.2f}{np.median([m.prior for m in made]):>7.2f}{np.median([m.off for m in made]):>6.2g}"
-        f"{sum(m.surprise for m in made):>4}{min(m.effective for m in made):>7.0f}{np.median([m.seconds for m in made]):>6.2f}"
+        f"{cell.name:<32}{sets:>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}{np.median([m.width for m in made]):>7.2f}"
+        f"{np.mean(square) ** 0.5:>7.2f}{over_limit:>7.2f}{prior:>7.2f}{np.median([m.off for m in made]):>6.2g}"
+        f"{sum(m.surprise for m in made):>4}{'/'.join(map(str, verdicts.values())):>9}"
+        f"{min(m.effective for m in made):>7.0f}{np.median([m.seconds for m in made]):>6.2f}"
     )
-    return Row(cell.name, sets, float(covered), float(se), limit, text)
+    return Row(cell.name, sets, float(covered), float(se), limit, over_limit, prior, verdicts, by_verdict, text)
 
 
 def missed(rows: list[Row]) -> bool:
@@ -281,7 +320,11 @@ def missed(rows: list[Row]) -> bool:
     inside = ALL[0] - 3 * spread <= pooled <= ALL[1] + 3 * spread
     print(f"{'ok    ' if not outside else 'MISSED'} every cell covers in 85 to 95 %: {', '.join(outside) or 'all'}")
     print(f"{'ok    ' if inside else 'MISSED'} all together in 89 to 91 %: {pooled:.1%} +- {spread:.1%}")
-    return bool(outside) or not inside
+    far = [f"{r.name} ({r.over_limit:.2f})" for r in rows if r.limit >= 1 and r.over_limit > LARGEST_ERROR]
+    print(
+        f"{'ok    ' if not far else 'MISSED'} error at most 1.3 of the limit's, from one draw on: {', '.join(far) or 'all'}"
+    )
+    return bool(outside or far) or not inside
 
 
 def main() -> None:
@@ -289,6 +332,7 @@ def main() -> None:
     parser.add_argument("--cells", default=",".join(c.name for c in CELLS), help="names, with commas; default: all")
     parser.add_argument("--sets", type=int, default=40, help="data sets a cell")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--owners", type=int, default=1, help="owners with equal budgets, each with noise of its own")
     parser.add_argument(
         "--seed", type=int, default=None, help="of truths, tables and noise; default: a fresh one, printed"
     )
@@ -303,7 +347,7 @@ def main() -> None:
     seed = args.seed if args.seed is not None else int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}\n{HEADER}", flush=True)
     work, chosen = (
-        partial(row, sets=args.sets, seed=seed, straight=args.straight),
+        partial(row, sets=args.sets, seed=seed, straight=args.straight, owners=args.owners),
         [known[c] for c in args.cells.split(",")],
     )
     rows = []

@@ -14,9 +14,13 @@ noise of known covariance V. So
 * The distance :math:`d(\theta)` is :math:`\theta - \theta^*` for a normal posterior. Where a budget is small the answer is wide,
   and the mean of a score is no straight line over its width. Its shape is taken from made-up records,
   :math:`d(\theta) = B^{-1}E_\theta[s(Y, \theta^*)]` with B the slope of that mean at the place; the slope alone is the
-  records' own.
+  records' own. Where outcomes have a part in the information, what was released there is no slope, but
+  :math:`nK(\theta) = nE_\theta[H(Y, \theta^*)]`: at twice the place's scale of a normal outcome the information about that scale is
+  four times as much. Then the mean is :math:`nE_\theta[s] + (\hat J - nK(\theta))d(\theta)`.
   The made-up covariates are reweighted, by as little as makes their information that which was released (`_tilt`).
   The covariance follows in the same way, :math:`J^{1/2}\Gamma(\theta)J^{1/2}`, :math:`\Gamma` one at the place.
+* Outcomes that leave their domain are clamped by their owner. Made-up ones are, too: their weights are those of the outcome as the
+  model draws it, their scores those of the clamped one.
 
 Scores from the way to the place are left out. They cost a small part of the budget, and from far away they say more about the
 bend between there and here than about theta: with them, 90 % intervals covered less (75 % in place of 84 %, logistic, n = 500).
@@ -47,17 +51,33 @@ Array: TypeAlias = Any
 
 ANCHORS, PRIOR_ANCHORS = 7, 5
 """Parameters at which outcomes are made up: the place and draws of the first normal answer; and draws of the prior."""
-RECORDS = 384
+RECORDS = 256
 """Made-up records at each of them."""
 ENOUGH = 1500.0
 """Effective points of a population that is as good as wanted."""
 LEAST = 400.0
-"""The same below which NUTS takes over."""
-_ROUND, _ROUNDS, _FREEDOM = 1500, 6, 5.0
+"""The same below which a walk takes over."""
+_SCOUTS, _ROUND, _ROUNDS, _FREEDOM = (
+    600,
+    1500,
+    10,
+    5.0,
+)  # points of a round that finds where to look, and of one that counts
+_FOUND = 0.1  # effective share of the points from which more of them are drawn there
+_LED_BY = 8.0  # effective points a coordinate, at the least, that the next round is led by
+_WALKERS, _STEPS, _KEPT_OF = (
+    200,
+    80,
+    10,
+)  # of the walk that takes over: how many, how far, and how many last places of each
 MOST_TILTED = 120
 """Entries of the information up to which made-up covariates are reweighted to match it."""
 _REDRAWN, _LEAST_ROUGH, _CARRIED = 4, 0.05, 0.05
-_BATCH = 50  # points whose densities are computed together
+NEGATIVE = 1.0
+"""Spectral noise of the whitened information below which a negative direction is no noise."""
+SCALE = 0.8
+"""Standard deviation of the logarithm of a covariate's scale, beside that of made-up records."""
+_BATCH = 100  # points whose densities are computed together
 _FLOOR = 1e-3  # smallest eigenvalue of the whitened information, beside the largest, that is believed
 
 
@@ -76,6 +96,10 @@ class Heard(NamedTuple):
         The whitened score, and the covariance of its noise.
     information, roughness
         The whitened information, and the standard deviation of its noise.
+    kind, told
+        As which vector information was asked for; and how much of it is what was told, not what was assumed.
+    raw
+        The whitened information as it is, negative directions and all. Far from the answer it has such.
     """
 
     loud: np.ndarray
@@ -85,6 +109,9 @@ class Heard(NamedTuple):
     noise: np.ndarray
     information: np.ndarray
     roughness: float
+    kind: str = "information"
+    told: float = 1.0
+    raw: np.ndarray | None = None
 
 
 class Population(NamedTuple):
@@ -121,19 +148,28 @@ def hear(
     """
     loud = ~silent
     last = [release for release in asked if release.what == "gradient"][-1]
+    kind, share = "information", 0.0
     if information is None:
         told = [release for release in asked if release.what != "gradient"][-1]
         root, turn = _loud_root(told.matrix, loud)
         whitened, rough = turn.T @ triangle_to_matrix(told.answer, len(told.matrix)) @ turn, float(told.sigma)
+        kind, share = told.what, 1.0
     else:
         root, _ = _loud_root(last.matrix, loud)
         whitened, rough = root.T @ information[np.ix_(loud, loud)] @ root, 0.0
-    if assumed is not None and rough > 0:
-        whitened, rough = _together(whitened, rough, root.T @ assumed[np.ix_(loud, loud)] @ root)
+    instead = None if assumed is None else root.T @ assumed[np.ix_(loud, loud)] @ root
+    if instead is not None and rough > 0:
+        assert assumed is not None
+        instead = _scaled(whitened, rough, root, assumed[np.ix_(loud, loud)])
+        share = 1 / (1 + (rough * len(root) / float(np.trace(instead))) ** 2)
+        whitened, rough = _together(whitened, rough, instead)
     own, turn = _loud_root(last.matrix, loud)
     change = np.linalg.solve(own, root).T  # from the score's own whitened coordinates to those of the information
     score, noise = change @ (turn.T @ last.answer), last.sigma**2 * change @ change.T
-    return Heard(loud, root, last.theta, score, noise, _positive(whitened, rough), rough)
+    # Negative beyond its noise: the place is far off, and the information there is no slope between it and the answer.
+    far = instead is not None and np.linalg.eigvalsh(whitened)[0] < -NEGATIVE * rough * (2 * len(root)) ** 0.5
+    used = positive(instead) if far and instead is not None else _positive(whitened, rough)
+    return Heard(loud, root, last.theta, score, noise, used, rough, kind, share, whitened)
 
 
 def assumed_information(model: Model, domain: Mapping[str, Domain], n: int, theta: np.ndarray) -> np.ndarray:
@@ -142,10 +178,43 @@ def assumed_information(model: Model, domain: Mapping[str, Domain], n: int, thet
 
 
 def _together(whitened: np.ndarray, rough: float, assumed: np.ndarray) -> tuple[np.ndarray, float]:
-    """Released and assumed information by their precisions; the assumed one may be off by as much as it is."""
+    r"""Released and assumed information by their precisions.
+
+    How far the assumed one is off is read off the released one: of p numbers, :math:`k` went into its scales, and the others differ
+    by noise :math:`\tau` and by what it is off, :math:`s^2 = \lVert W - J\rVert^2/(p - k) - \tau^2`, with a standard error of the
+    noise for safety. It is never taken to be off by more than it is large.
+    """
     size = max(float(np.trace(assumed)) / len(assumed), 1e-300)
-    told, believed = rough**-2, size**-2
-    return (told * whitened + believed * assumed) / (told + believed), float((told + believed) ** -0.5)
+    numbers, scales = len(assumed) * (len(assumed) + 1) // 2, len(assumed)
+    if numbers == scales:  # one coordinate: nothing is left to compare by
+        off = size**2
+    else:
+        free = numbers - scales
+        apart = float(np.sum((whitened - assumed) ** 2)) / free - rough**2
+        off = min(max(apart, 0.0) + rough**2 * (2 / free) ** 0.5, max(size**2, apart))
+    keep = off / (off + rough**2)
+    # What is left: the noise that is kept, and what the scales took up of it, or what they may be off if it is too much to tell.
+    left = keep * rough**2 + (1 - keep) * min(rough**2 * scales / numbers, size**2)
+    return keep * whitened + (1 - keep) * assumed, float(left**0.5)
+
+
+def _scaled(whitened: np.ndarray, rough: float, root: np.ndarray, assumed: np.ndarray) -> np.ndarray:
+    r"""The assumed information DJD, whitened, with the scales D of covariates that explain the released one as far as noise lets.
+
+    :math:`\log D` is taken to be normal about zero with standard deviation `SCALE`: covariates of the records may fill less of
+    their domain than made-up ones, or be rarer.
+    """
+
+    def misfit(log_scale: np.ndarray) -> tuple[float, np.ndarray]:
+        scale = np.exp(log_scale)
+        inner = scale[:, None] * assumed * scale
+        apart = root.T @ inner @ root - whitened
+        slope = 2 * np.einsum("ij,ji->i", inner, root @ apart @ root.T) / rough**2
+        square = float(np.sum(apart**2)) / rough**2 + float(np.sum((log_scale / SCALE) ** 2))
+        return square / 2, slope + log_scale / SCALE**2
+
+    best = minimize(misfit, np.zeros(len(root)), jac=True, method="L-BFGS-B", bounds=[(-4.0, 4.0)] * len(root)).x
+    return np.asarray(root.T @ (np.exp(best)[:, None] * assumed * np.exp(best)) @ root)
 
 
 def _loud_root(matrix: np.ndarray, loud: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -187,16 +256,20 @@ class MadeUp(NamedTuple):
     Attributes
     ----------
     batch
-        The records, from several parameters.
+        The records, from several parameters, with outcomes as the model draws them.
     log_drawn
         Log density of each outcome under the mixture that it was drawn from.
-    scores
-        Whitened score of each record at the place.
+    scores, unclamped
+        Whitened score of each record at the place, with its outcome clamped to the domain, and as drawn.
+    information
+        Upper triangle of each record's whitened information there; None where outcomes have no part in it.
     """
 
     batch: dict[str, np.ndarray]
     log_drawn: np.ndarray
     scores: np.ndarray
+    unclamped: np.ndarray
+    information: np.ndarray | None
 
 
 def make_up(model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, seed: int = 0) -> MadeUp | None:
@@ -207,45 +280,80 @@ def make_up(model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, se
     ):
         return None
     mode, covariance = normal_answer(model, heard)
+    anchors = _anchors(model, heard, mode, covariance, seed)
+    drawn = [
+        synthetic.uniform(model, domain, theta, size=RECORDS, seed=i, clamp=False) for i, theta in enumerate(anchors)
+    ]
+    batch = {name: np.concatenate([np.asarray(one[name]) for one in drawn]) for name in drawn[0]}
+    each = np.stack([np.asarray(_log_likelihoods(model)(theta, batch)) for theta in anchors])
+    log_drawn = logsumexp(each, axis=0) - np.log(len(anchors))
+    met = synthetic.clamped(domain, batch)
+    information, follows = _informations(model, domain, heard, mode, met)
+    log_drawn = log_drawn - _tilt(model, n, heard, information)
+    own = _triangles(model, heard, met) if follows else None
+    scores, unclamped = (np.asarray(compiled.scores(model)(heard.theta, one))[:, heard.loud] for one in (met, batch))
+    good = np.isfinite(log_drawn) & np.isfinite(scores).all(axis=1) & np.isfinite(unclamped).all(axis=1)
+    good &= True if own is None else np.isfinite(own).all(axis=1)
+    if good.sum() < len(good) / 2:
+        return None
+
+    def kept(values: np.ndarray) -> np.ndarray:
+        return np.where(good[:, None], values, 0.0)
+
+    return MadeUp(
+        batch, np.where(good, log_drawn, np.inf), kept(scores) @ heard.root, kept(unclamped) @ heard.root,
+        None if own is None else kept(own),
+    )  # fmt: skip
+
+
+def _anchors(
+    model: Model, heard: Heard, mode: np.ndarray, covariance: np.ndarray, seed: int
+) -> list[np.ndarray]:  # fmt: skip
+    """The place, draws of the first normal answer (a little wider), and draws of the prior; where the prior is positive."""
     rng, root = np.random.default_rng(seed), np.linalg.cholesky(covariance)
     anchors = [heard.theta, *(mode + root @ rng.standard_normal(len(mode)) * 1.3 for _ in range(ANCHORS - 1))]
     anchors += list(compiled.prior_draws(model)[rng.integers(0, 1000, PRIOR_ANCHORS)])
     density = compiled.prior_density(model)
-    anchors = [theta for theta in anchors if np.isfinite(float(density(theta)))] or [heard.theta]
-    drawn = [synthetic.uniform(model, domain, theta, size=RECORDS, seed=i) for i, theta in enumerate(anchors)]
-    batch = {name: np.concatenate([np.asarray(one[name]) for one in drawn]) for name in drawn[0]}
-    each = np.stack([np.asarray(_log_likelihoods(model)(theta, batch)) for theta in anchors])
-    log_drawn = logsumexp(each, axis=0) - np.log(len(anchors))
-    log_drawn = log_drawn - _tilt(model, domain, n, heard, batch)
-    scores = np.asarray(compiled.scores(model)(heard.theta, batch))[:, heard.loud]
-    good = np.isfinite(log_drawn) & np.isfinite(scores).all(axis=1)
-    if good.sum() < len(good) / 2:
-        return None
-    log_drawn = np.where(good, log_drawn, np.inf)
-    return MadeUp(batch, log_drawn, np.where(good[:, None], scores, 0.0) @ heard.root)
+    return [theta for theta in anchors if np.isfinite(float(density(theta)))] or [heard.theta]
 
 
-def _tilt(model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, batch: Mapping[str, Any]) -> np.ndarray:
+def _triangles(model: Model, heard: Heard, batch: Mapping[str, Any]) -> np.ndarray:
+    """Upper triangle of each record's whitened information at the place, of the kind that was asked for."""
+    dim = len(heard.loud)
+    rows, columns = np.triu_indices(dim)
+    matrix = np.zeros((dim, dim))
+    matrix[np.ix_(heard.loud, heard.loud)] = heard.root
+    each = np.asarray(compiled.vectors(model, heard.kind)(heard.theta, matrix, dict(batch)))
+    return each[:, heard.loud[rows] & heard.loud[columns]]
+
+
+def _informations(
+    model: Model, domain: Mapping[str, Domain], heard: Heard, theta: np.ndarray, batch: Mapping[str, Any]
+) -> tuple[np.ndarray, bool]:
+    """Each record's whitened information at the place, mean over outcomes at theta; and whether outcomes have a part in it."""
+
+    def redrawn(seed: int) -> np.ndarray:
+        return _triangles(model, heard, synthetic.with_outcomes(model, domain, theta, dict(batch), seed))
+
+    one, other = redrawn(0), redrawn(1)
+    if np.allclose(one, other, rtol=1e-6, atol=1e-9 * float(np.max(np.abs(one[np.isfinite(one)]), initial=1e-300))):
+        return one, False
+    return np.mean([one, other, *(redrawn(seed) for seed in range(2, _REDRAWN))], axis=0), True
+
+
+def _tilt(model: Model, n: int, heard: Heard, information: np.ndarray) -> np.ndarray:
     r"""Log weights of made-up records with which their information is that of the records.
 
     Of all weights :math:`w_j \propto e^{\lambda^\top f_j}`, :math:`f_j` a record's information at the place, those that minimise
     :math:`\log\tfrac1m\sum_j e^{\lambda^\top nf_j} - \lambda^\top\hat J + \tfrac{\tau^2}{2}\lVert\lambda\rVert^2`: the least
     change that explains :math:`\hat J` as far as its noise lets it. Outcomes are averaged over: covariates alone are reweighted.
     """
-    dim, size = len(heard.loud), len(batch[next(iter(batch))])
-    rows, columns = np.triu_indices(dim)
-    spoken = heard.loud[rows] & heard.loud[columns]
-    if model.sample_records is not None or spoken.sum() > MOST_TILTED:
+    size, free = information.shape
+    if model.sample_records is not None or free > MOST_TILTED:
         return np.zeros(size)
-    matrix = np.zeros((dim, dim))
-    matrix[np.ix_(heard.loud, heard.loud)] = heard.root
-    drawn = [synthetic.with_outcomes(model, domain, heard.theta, dict(batch), seed) for seed in range(_REDRAWN)]
-    each = np.mean(
-        [np.asarray(compiled.vectors(model, "information")(heard.theta, matrix, one)) for one in drawn], axis=0
-    )
-    features = n * np.nan_to_num(each[:, spoken])
+    features = n * np.nan_to_num(information)
     wanted, noise = (
-        matrix_to_triangle(heard.information),
+        matrix_to_triangle(heard.information if heard.raw is None else heard.raw),
         max(heard.roughness, _LEAST_ROUGH * float(np.trace(heard.information)) / len(heard.root)),
     )
     for _ in range(8):
@@ -273,7 +381,13 @@ def _log_likelihoods(model: Model) -> Callable[[Array, Any], Array]:
 
 
 class _Constants(NamedTuple):
-    """Everything a density needs besides theta, as arrays: one compiled program serves all answers of a model."""
+    r"""Everything a density needs besides theta, as arrays: one compiled program serves all answers of a model.
+
+    `vectors`: of each made-up record, in coordinates in which the covariance of scores at the place is one, the score, the upper
+    triangle of its square, and that of the information where outcomes have a part in it. `middle`: the mean of the score and of the
+    information at the place as chance made it, which is known to be zero and one. `whiten`: matrix to those coordinates;
+    `unwhiten`: back, for the sum of as many made-up records.
+    """
 
     loud: Array
     back: Array
@@ -285,29 +399,36 @@ class _Constants(NamedTuple):
     rough: Array
     batch: Any
     log_drawn: Array
-    scores: Array
+    vectors: Array
     middle: Array
-    unbend: Array
     whiten: Array
+    told: Array
+    raw: Array
+    unwhiten: Array
 
 
-def _constants(model: Model, heard: Heard, made: MadeUp | None) -> _Constants:
+def _constants(model: Model, n: int, heard: Heard, made: MadeUp | None) -> _Constants:
     loud, size = np.flatnonzero(heard.loud), len(heard.root)
     root = np.linalg.cholesky(heard.information)
     fixed = (loud, np.linalg.inv(heard.root), heard.theta, heard.score, heard.noise, heard.information, root)
     rough = np.array(heard.roughness)
     if made is None:
-        return _Constants(
-            *fixed, rough, {}, np.zeros(0), np.zeros((0, size)), np.zeros(size), np.eye(size), np.eye(size)
-        )
+        one = np.eye(size)
+        return _Constants(*fixed, rough, {}, np.zeros(0), np.zeros((0, 0)), np.zeros(0), one, np.ones(()), one, one)
     weight = _weights(np.asarray(_log_likelihoods(model)(heard.theta, made.batch)), made.log_drawn)
-    middle = weight @ made.scores
-    apart = made.scores - middle
+    apart = made.unclamped - weight @ made.unclamped
     # The slope of the mean of s under theta, at the place, is the covariance of s with itself.
-    covariance = positive((weight[:, None] * apart).T @ apart)
-    whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+    whiten = np.linalg.inv(np.linalg.cholesky(positive((weight[:, None] * apart).T @ apart)))
+    scores, rows, columns = made.scores @ whiten.T, *np.triu_indices(size)
+    parts, middle = [scores, scores[:, rows] * scores[:, columns]], [weight @ made.unclamped @ whiten.T]
+    if made.information is not None:
+        each = np.zeros((len(scores), size, size))
+        each[:, rows, columns] = each[:, columns, rows] = made.information / np.where(rows == columns, 1.0, 2.0**0.5)
+        parts.append((whiten @ each @ whiten.T)[:, rows, columns])
+        middle.append(weight @ parts[-1])
     return _Constants(
-        *fixed, rough, made.batch, made.log_drawn, made.scores, middle, np.linalg.inv(covariance), whiten
+        *fixed, rough, made.batch, made.log_drawn, np.concatenate(parts, axis=1), np.concatenate(middle), whiten,
+        np.array(heard.told), heard.information if heard.raw is None else heard.raw, n**0.5 * np.linalg.inv(whiten),
     )  # fmt: skip
 
 
@@ -322,29 +443,47 @@ def _weights(log_density: np.ndarray, log_drawn: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=16)
 def _densities(model: Model, bends: bool) -> Callable[[Array, _Constants], Array]:
     """Compile (points, constants) -> unnormalised log posterior at each point."""
-
-    def one(theta: Array, c: _Constants) -> Array:
-        return _log_density(model, bends, theta, c)
-
-    return jax.jit(lambda points, c: jax.lax.map(lambda theta: one(theta, c), points, batch_size=_BATCH))
+    return jax.jit(jax.vmap(lambda theta, c: _log_density(model, bends, theta, c), (0, None)))
 
 
 def _log_density(model: Model, bends: bool, theta: Array, c: _Constants) -> Array:
     if bends:
         log_weight = jax.vmap(model.log_likelihood, (None, 0))(theta, c.batch) - c.log_drawn
         weight = jax.nn.softmax(jnp.where(jnp.isfinite(log_weight), log_weight, -jnp.inf))
-        mean = weight @ c.scores
-        away = c.unbend @ (mean - c.middle)
-        apart = (c.scores - mean) @ c.whiten.T
-        spread = c.root_information @ ((weight[:, None] * apart).T @ apart) @ c.root_information.T
+        away, mean, spread = _bent(weight @ c.vectors, c)
     else:
         away = c.back @ (theta - c.theta)[c.loud]
-        spread = c.information
+        mean, spread = c.information @ away, c.information
     rough = c.rough**2 / 2 * ((away @ away) * jnp.eye(len(away)) + jnp.outer(away, away))
     root = jnp.linalg.cholesky(spread + c.noise + rough)
-    left = jax.scipy.linalg.solve_triangular(root, c.score - c.information @ away, lower=True)
+    left = jax.scipy.linalg.solve_triangular(root, c.score - mean, lower=True)
     value = model.log_prior(theta) - left @ left / 2 - jnp.sum(jnp.log(jnp.diag(root)))
     return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+
+def _bent(means: Array, c: _Constants) -> tuple[Array, Array, Array]:
+    r"""The distance :math:`d = B^{-1}E_\theta[s]`, and mean and covariance of a score of all records; from means over made-up ones.
+
+    The mean is :math:`nE_\theta[s] + (\hat J - nK(\theta))d`: what made-up records say, and for what their information lacks of
+    that released, the first order.
+    """
+    size = len(c.whiten)
+    score, square, information = means[:size], _symmetric(means[size:], size), means[size + size * (size + 1) // 2 :]
+    covariance, score = square - jnp.outer(score, score), score - c.middle[:size]
+    away = c.whiten.T @ score
+    if not len(information):
+        return away, c.information @ away, c.root_information @ covariance @ c.root_information.T
+    # Told information follows theta, assumed does not.
+    beyond = c.told * _symmetric(information - c.middle[size:], size)
+    mean = c.raw @ away - c.unwhiten @ (beyond @ (c.unwhiten.T @ away))
+    return away, mean, c.unwhiten @ covariance @ c.unwhiten.T
+
+
+def _symmetric(triangle: Array, size: int) -> Array:
+    """Matrix from the first entries of an upper triangle, row by row."""
+    rows, columns = np.triu_indices(size)
+    half = jnp.zeros((size, size)).at[rows, columns].set(triangle[: len(rows)])
+    return half + jnp.triu(half, 1).T
 
 
 # -- draws ----------------------------------------------------------------------------------------------------------------
@@ -353,7 +492,7 @@ def _log_density(model: Model, bends: bool, theta: Array, c: _Constants) -> Arra
 def answer(
     model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, *, seed: int = 0, straight: bool = False
 ) -> Population:
-    """Points of the posterior given what was heard: importance sampling that adapts, NUTS where that does not do.
+    """Points of the posterior given what was heard: importance sampling that adapts, a walk where that does not do.
 
     Parameters
     ----------
@@ -361,17 +500,19 @@ def answer(
         Take means of scores as straight lines, whatever the model.
     """  # fmt: skip
     made = None if straight else make_up(model, domain, n, heard, seed)
-    constants = jax.tree.map(jnp.asarray, _constants(model, heard, made))
+    constants = jax.tree.map(jnp.asarray, _constants(model, n, heard, made))
     bends = made is not None
 
     def density(points: np.ndarray) -> np.ndarray:
-        return np.asarray(_densities(model, bends)(jnp.asarray(points), constants))
+        # Always as many at a time, so that nothing is compiled twice.
+        padded = np.resize(points, (-(-len(points) // _BATCH) * _BATCH, points.shape[1]))
+        each = [_densities(model, bends)(part, constants) for part in np.split(padded, len(padded) // _BATCH)]
+        return np.concatenate(each)[: len(points)]
 
     found = _adapt(model, normal_answer(model, heard), density, seed)
     if found.effective >= LEAST:
         return found
-    best = found.theta[np.argmax(found.weight)]
-    return _nuts(lambda theta: _log_density(model, bends, theta, constants), found, best, seed)
+    return _walked(found, density, seed)
 
 
 def _adapt(
@@ -383,11 +524,13 @@ def _adapt(
     laws = [(normal[0], normal[1]), (np.mean(prior, axis=0), np.cov(prior, rowvar=False).reshape(normal[1].shape))]
     points, heights, sizes = [], [], []
     used: list[Any] = []
+    number = _SCOUTS
     for turn in range(_ROUNDS):
         fresh = laws if turn == 0 else laws[-1:]
         for centre, covariance in fresh:
             law = multivariate_t(centre, covariance + jitter, df=_FREEDOM, allow_singular=True)
-            drawn = np.reshape(law.rvs(_ROUND // len(fresh), random_state=rng), (-1, len(centre)))
+            half = np.reshape(law.rvs(number // len(fresh) // 2, random_state=rng), (-1, len(centre)))
+            drawn = np.concatenate([half, 2 * centre - half])  # in pairs, so that chance hardly moves their mean
             used.append(law)
             sizes.append(len(drawn))
             points.append(drawn)
@@ -395,7 +538,8 @@ def _adapt(
         found = _weighed(np.concatenate(points), np.concatenate(heights), used, np.array(sizes))
         if turn and found.effective >= ENOUGH:
             break
-        laws.append(_moments(found, laws[-1]))
+        number = _ROUND if found.effective > _FOUND * sum(sizes) else _SCOUTS
+        laws.append(_moments(found))
     return found
 
 
@@ -406,30 +550,52 @@ def _weighed(points: np.ndarray, heights: np.ndarray, used: list[Any], sizes: np
     return Population(points, weight, float(1 / np.sum(weight**2)))
 
 
-def _moments(found: Population, before: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and covariance by weight; mixed with those before while few points carry the weight."""
-    centre = found.weight @ found.theta
+def _moments(found: Population) -> tuple[np.ndarray, np.ndarray]:
+    r"""Mean and covariance by weight; by weights to a power below one while few points carry them.
+
+    References
+    ----------
+    Koblents & Miguez 2015: tempered weights lead an adaptive importance sampler where plain ones are led by a single point.
+    """
+    wanted = min(_LED_BY * found.theta.shape[1], len(found.theta) / 4)
+    with np.errstate(divide="ignore"):
+        log_weight = np.log(found.weight)
+
+    def tempered(power: float) -> np.ndarray:
+        return np.asarray(np.exp(power * log_weight - logsumexp(power * log_weight)))
+
+    low, high = 1e-9, 1.0
+    while 1 / np.sum(tempered(high) ** 2) < wanted and high > 1.05 * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if 1 / np.sum(tempered(middle) ** 2) < wanted else (middle, high)
+    weight = tempered(low if 1 / np.sum(tempered(high) ** 2) < wanted else high)
+    centre = weight @ found.theta
     apart = found.theta - centre
-    covariance = (found.weight[:, None] * apart).T @ apart
-    trust = min(1.0, found.effective / (10 * len(centre)))
-    return centre, trust * covariance + (1 - trust) * before[1]
+    return centre, (weight[:, None] * apart).T @ apart
 
 
-def _nuts(density: Callable[[Array], Array], found: Population, start: np.ndarray, seed: int) -> Population:
-    from numpyro.infer import MCMC, NUTS
+def _walked(found: Population, density: Callable[[np.ndarray], np.ndarray], seed: int) -> Population:
+    """Walkers that start at points drawn by weight; each half steps as the other half is spread, so every step is a Metropolis one.
 
-    sampler = MCMC(
-        NUTS(potential_fn=lambda theta: -density(theta), dense_mass=True, target_accept_prob=0.9), num_warmup=800,
-        num_samples=1000, num_chains=4, chain_method="vectorized", progress_bar=False,
-    )  # fmt: skip
-    spread = np.sqrt(found.weight @ (found.theta - found.weight @ found.theta) ** 2)
-    first = start + 0.1 * spread * np.random.default_rng(seed).standard_normal((4, len(start)))
-    heights = np.asarray(jax.jit(jax.vmap(density))(jnp.asarray(first)))
-    first = np.where(np.isfinite(heights)[:, None], first, start)
-    sampler.run(jax.random.key(seed), init_params=jnp.asarray(first))
-    drawn = np.asarray(sampler.get_samples(group_by_chain=True))
-    theta = drawn.reshape(-1, drawn.shape[-1])
-    from numpyro.diagnostics import effective_sample_size
-
-    effective = float(np.min([effective_sample_size(drawn[..., i]) for i in range(drawn.shape[-1])]))
-    return Population(theta, np.full(len(theta), 1 / len(theta)), effective)
+    References
+    ----------
+    Gilks, Roberts & George 1994 (adaptive direction sampling): proposals by the rest of an ensemble keep the joint law.
+    """
+    rng, dim = np.random.default_rng(seed), found.theta.shape[1]
+    power = found.weight ** min(1.0, found.effective / _WALKERS)
+    here = found.theta[rng.choice(len(found.theta), _WALKERS, p=power / power.sum())]
+    heights, half, path = density(here), _WALKERS // 2, []
+    for step in range(_STEPS):
+        for mine, others in ((slice(None, half), slice(half, None)), (slice(half, None), slice(None, half))):
+            spread = np.cov(here[others], rowvar=False).reshape(dim, dim)
+            length = 2.38 / dim**0.5 * rng.choice([0.3, 1.0])
+            root = np.linalg.cholesky(positive(spread, 1e-12))
+            there = here[mine] + length * rng.standard_normal((half, dim)) @ root.T
+            high = density(there)
+            taken = np.log(rng.random(half)) < high - heights[mine]
+            here[mine] = np.where(taken[:, None], there, here[mine])
+            heights[mine] = np.where(taken, high, heights[mine])
+        if step >= _STEPS - _KEPT_OF:
+            path.append(here.copy())
+    theta = np.concatenate(path)
+    return Population(theta, np.full(len(theta), 1 / len(theta)), float(_WALKERS))

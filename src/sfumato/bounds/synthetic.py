@@ -27,17 +27,31 @@ _NOTHING = 1e-20
 
 
 def uniform(
-    model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size: int = SIZE, seed: int = 0, spread: float = 1.0
+    model: Model,
+    domain: Mapping[str, Domain],
+    theta: np.ndarray,
+    size: int = SIZE,
+    seed: int = 0,
+    spread: float = 1.0,
+    *,
+    clamp: bool = True,
 ) -> Batch:
     """Draw records from the model at theta; or, where it cannot, covariates from the domain and outcomes from the model.
 
-    `spread`: part of the domain, about its middle, that continuous covariates fill.
-    """
+    `spread`: part of the domain, about its middle, that continuous covariates fill. `clamp`: see `with_outcomes`.
+    """  # fmt: skip
     if model.sample_records is not None:
         return model.sample_records(jax.device_put(theta), jax.random.key(seed), size)
     rng = np.random.default_rng(seed)
     batch = {name: as_model_input(d, _drawn_in(d, d.sample(rng, size), spread)) for name, d in domain.items()}
-    return with_outcomes(model, domain, theta, batch, seed)
+    return with_outcomes(model, domain, theta, batch, seed, clamp=clamp)
+
+
+def clamped(domain: Mapping[str, Domain], batch: Batch) -> Batch:
+    """The same records as their owner would hand them over: what leaves the domain is clamped to it."""
+    return {
+        name: as_model_input(column, column.clamp(np.asarray(batch[name], float))) for name, column in domain.items()
+    }
 
 
 def _drawn_in(column: Domain, values: np.ndarray, spread: float) -> np.ndarray:
@@ -124,8 +138,13 @@ def extreme(domain: Mapping[str, Domain], size: int = SIZE, seed: int = 0) -> Ba
     return {name: as_model_input(d, d.extremes(rng, size)) for name, d in domain.items()}
 
 
-def with_outcomes(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, batch: Batch, seed: int = 0) -> Batch:
-    """Replace the observed columns by draws from the model at theta, where they can be told from the covariates."""
+def with_outcomes(
+    model: Model, domain: Mapping[str, Domain], theta: np.ndarray, batch: Batch, seed: int = 0, *, clamp: bool = True
+) -> Batch:
+    """Replace the observed columns by draws from the model at theta, where they can be told from the covariates.
+
+    `clamp`: outcomes are clamped to their domain, as an owner's would be. Without it they are what the model's density is of.
+    """
     outcomes = observed_columns(model, theta, batch)
     if not outcomes or model.observations is None:
         return batch
@@ -135,7 +154,7 @@ def with_outcomes(model: Model, domain: Mapping[str, Domain], theta: np.ndarray,
     for name, position in outcomes.items():
         column = domain[name]
         values = np.nan_to_num(np.asarray(drawn[position], dtype=np.float64).reshape(size, *column.shape))
-        out[name] = as_model_input(column, column.clamp(values))
+        out[name] = as_model_input(column, column.clamp(values) if clamp else values)
     return out
 
 

@@ -18,7 +18,7 @@ from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.derivatives import triangle_to_matrix
 from sfumato.planner.arrival import is_noise
-from sfumato.planner.belief import Belief, positive, prior_precision, safe_inverse
+from sfumato.planner.belief import Belief, mean_information, positive, prior_precision, safe_inverse
 from sfumato.planner.guide import information_kind
 from sfumato.planner.pilot import Piloted, Release, run_pilot
 from sfumato.planner.shape import shaped
@@ -34,7 +34,7 @@ CLEAR = 0.03
 BY_LAW = {"information": 0.3, "gradient": 0.2}
 """Shares of the budget at the public start, for a family whose law says where the posterior is from anywhere."""
 LOST = 0.7
-"""Roughness of the search's information from which its place is no better than the public start."""
+"""Roughness of the search's information from which made-up records tell better what to whiten by."""
 _MARGIN = 1.0 + 2.0**-10
 
 
@@ -150,10 +150,10 @@ def place(
             others=others, most=FINDING_AT_MOST * mu_squared,
         )  # fmt: skip
         belief = piloted.belief
-        # A search that heard mostly noise whitens by noise.
+        # A search that heard mostly noise whitens by noise. Its place is drawn back as far as that is so, and no further.
         lost = covariance is not None and belief.roughness > LOST
-        root = np.linalg.cholesky(covariance if lost and covariance is not None else belief.covariance)
-        theta = np.clip(start if lost else _drawn_back(model, start, belief), -bound, bound)
+        theta = np.clip(_drawn_back(model, start, belief), -bound, bound)
+        root = np.linalg.cholesky(_made_up(model, domain, n, theta) if lost else belief.covariance)
         back = float(np.linalg.norm(np.linalg.solve(root, theta - belief.centre))) / len(theta) ** 0.5
         piloted = piloted._replace(off_by=np.inf if lost else float(np.hypot(piloted.off_by, back)))
         if not known:
@@ -171,6 +171,12 @@ def _drawn_back(model: Model, start: np.ndarray, belief: Belief) -> np.ndarray:
     prior = np.diag(np.var(prior_draws(model), axis=0) + 1e-300)
     noise = belief.error**2 * belief.covariance
     return np.asarray(start + prior @ np.linalg.solve(prior + noise, belief.centre - start))
+
+
+def _made_up(model: Model, domain: Mapping[str, Domain], n: int, theta: np.ndarray) -> np.ndarray:
+    """Covariance of the posterior at theta, were the records made-up ones."""
+    information = n * mean_information(model, theta, synthetic.uniform(model, domain, theta))
+    return safe_inverse(positive(information + prior_precision(model, theta)))
 
 
 def _judged(
