@@ -1,5 +1,6 @@
 """What to do about a weak plan, in words: what its columns look like, and numbers only where somebody could have them."""
 
+import math
 from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import numpy as np
 from sfumato.domain import Domain
 from sfumato.model.base import input_spec
 from sfumato.planner import synthetic
+from sfumato.planner.forecast import EstimateForecast
+from sfumato.privacy import gdp
 from sfumato.privacy.statement import careless
 
 if TYPE_CHECKING:
@@ -117,6 +120,30 @@ def ways_out(epsilon: float, n: float, hint: str, *, fewer_chains: bool, guess: 
         "a simpler model or a tighter domain",
     ]
     return f"{beginning}Ways out: {'; '.join(ways)}."
+
+
+def instead(estimate: EstimateForecast | None, mu_left: float | None = None, delta: float | None = None) -> str:
+    """What `sf.estimate` would give in place of chains, as a sentence with a space behind it; empty where nobody knows.
+
+    Parameters
+    ----------
+    estimate
+        The forecast.
+    mu_left, delta
+        Of one owner's budget of which a part is spent: what is left, and the promise's delta. An estimate may promise the rest.
+    """
+    if estimate is None:
+        return ""
+    if mu_left is None:
+        return f"sf.estimate answers at this budget: {estimate}. "
+    rest = "" if delta is None else f" (epsilon={_rounded_down(float(gdp.epsilon(mu_left, delta)))} at the same delta)"
+    return f"sf.estimate answers with what is left{rest}: {estimate}. "
+
+
+def _rounded_down(value: float) -> str:
+    """Three digits, none of them too large: charges are rounded up."""
+    power = 10.0 ** (math.floor(math.log10(max(value, 1e-12))) - 2)
+    return f"{math.floor(0.999 * value / power) * power:.3g}"
 
 
 def would_do(epsilon: float, n: float, hint: str) -> str:
