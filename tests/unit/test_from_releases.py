@@ -6,11 +6,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from scipy import stats
 
 import sfumato as sf
 from helpers import FALSE_ALARM
-from scipy import stats
-from sfumato.analysis import from_releases
+from sfumato.analysis.verdict import HEARD, may_be_heard
 from sfumato.errors import InvalidInput
 
 N, NOISE_SD = 3_000, 2.0
@@ -40,7 +40,7 @@ def weak():
 
 
 def test_a_chain_that_did_not_mix_tells_the_posterior_by_its_scores(weak):
-    assert not weak.verdict.usable
+    assert not weak.verdict.usable and weak.verdict.reasons[-1] == HEARD
     found = weak.noise_aware()
     assert str(found).startswith(
         "An approximation, by local asymptotic normality, from the average of the noisy scores"
@@ -100,7 +100,7 @@ def test_a_loaded_run_needs_its_model_again_and_no_other(weak, tmp_path):
 
 def test_a_run_without_a_pilot_has_nothing_to_tell():
     run = sf.sample(height, TABLE, domain=DOMAIN, kernel="random-walk", pilot_share=0.0, seed=1, **SHORT)
-    assert not from_releases.may_be_heard(run)
+    assert not may_be_heard(run)
     with pytest.raises(InvalidInput, match=r"pilot_share=0"):
         run.noise_aware()
 

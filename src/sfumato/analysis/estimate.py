@@ -60,7 +60,8 @@ class Estimate:
         Posterior over prior standard deviation, by coordinate (unconstrained).
     about
         How it was made: `off` (distance of the place from the answer in its standard deviations), `surprise`, `roughness`
-        (spectral noise of the whitened information), `limit` (one-shot limit, effective draws), `effective` (points).
+        (spectral noise of the whitened information), `limit` (one-shot limit, effective draws), `effective` (points),
+        `hint` (which columns want centring and scaling).
     pilot
         Every release: what was asked, where, with which noise, and the answer.
     """
@@ -100,11 +101,9 @@ class Estimate:
 
     def report(self, path: str | Path) -> Path:
         """Write the HTML report."""
-        from sfumato.analysis.report.estimate import page
+        from sfumato.analysis.report import write_report
 
-        path = Path(path)
-        path.write_text(page(self), encoding="utf-8")
-        return path
+        return write_report(self, path)
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one file (NumPy .npz with a JSON header; no pickles). `sfumato.load` reads it."""
@@ -187,4 +186,5 @@ def judge(estimate: Estimate) -> Verdict:
     if mostly:
         which = "every parameter" if everything else ", ".join(mostly)
         reasons.append(f"The answer is mostly prior for {which}: the budget says little there.")
+        reasons += [f"{about['hint']}."] if about.get("hint") else []
     return Verdict(level, tuple(reasons))

@@ -114,11 +114,6 @@ def _relative_roughness(heard: local_normal.Heard) -> float:
 # -- from a run -------------------------------------------------------------------------------------------------------------
 
 
-def may_be_heard(run: "Run") -> bool:
-    """Whether a run released something that `from_run` can read."""
-    return bool(run.pilot.get("releases")) or "copies_mean" in run.pilot or _moved_by_statistics(run)
-
-
 def from_run(run: "Run", study: Study, *, draws: int = 1000, seed: int = 0) -> Estimate:
     """The posterior given what a run released, for any model, any kernel and any number of owners; it costs nothing.
 
@@ -174,11 +169,6 @@ def _promised(privacy: Statement | JointStatement) -> Statement | JointStatement
     if isinstance(privacy, JointStatement):
         return JointStatement(tuple(replace(owner, exact=EXACT) for owner in privacy.owners))
     return replace(privacy, exact=EXACT)
-
-
-def _moved_by_statistics(run: "Run") -> bool:
-    """Whether the chain was Langevin in a family's natural parameter."""
-    return "t_noisy" in run.transcript and not run.plan.get("trust")
 
 
 def _moved_by_scores(run: "Run") -> bool:

@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(study.plan)
 app.command()(study.run)
+app.command()(study.estimate)
 app.command()(study.resume)
 app.command()(bundle.release)
 app.command()(bundle.sample)

@@ -25,16 +25,16 @@ MOST_RECORDS = 10_000_000_000
 """More than there are people."""
 
 
-def advice(study: "Study", plan: "Plan") -> str | None:
-    """Name the covariates of a weak plan that want centring and scaling, with the numbers to do it by; None: there are none.
+def advice(study: "Study", centre: np.ndarray) -> str | None:
+    """Name the covariates that want centring and scaling, with the numbers to do it by; None: there are none.
 
     The sensitivity of a coefficient grows with the largest value of its covariate, not with its spread: a year of birth costs a
     thousand times what the same year does, counted from the middle of its domain in units of half its width.
     """
-    if not plan.weak or study.family is not None:
+    if study.family is not None:
         return None
     wide = {name: d for name, d in study.domain.items() if _off_scale(d)}
-    outcomes = _observed(study, plan) if wide else set()
+    outcomes = _observed(study, centre) if wide else set()
     raw = _times_a_parameter(study, wide.keys() - outcomes)
     covariates = [_scaled(name, d) for name, d in wide.items() if name in raw]
     if not covariates:
@@ -50,10 +50,10 @@ def _off_scale(d: Domain) -> bool:
     return bool(np.any(reach > LARGE_REACH) or np.all(reach < SMALL_REACH))
 
 
-def _observed(study: "Study", plan: "Plan") -> set[str]:
+def _observed(study: "Study", centre: np.ndarray) -> set[str]:
     """Columns that are an observed site's value: an outcome is what it is."""
     with jax.enable_x64(True):
-        return set(synthetic.observed_columns(study.model, plan.belief.centre, synthetic.extreme(study.domain, size=2)))
+        return set(synthetic.observed_columns(study.model, centre, synthetic.extreme(study.domain, size=2)))
 
 
 def _times_a_parameter(study: "Study", names: Set[str]) -> set[str]:

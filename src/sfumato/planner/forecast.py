@@ -37,13 +37,17 @@ class EstimateForecast(NamedTuple):
     of_prior
         Posterior over prior standard deviation, in the direction that fares best.
     band
-        The width where the one-shot limit is the best and the worst that a plan thinks possible; None after a pilot.
+        The width over what is not known before the pilot, where the one-shot limit is at its 90th and at its 10th percentile;
+        None after the pilot.
+    perhaps_prior
+        Whether the larger of the two is hardly less than the prior's own width.
     """
 
     error_sd: float
     width_ratio: float
     of_prior: float
     band: tuple[float, float] | None = None
+    perhaps_prior: bool = False
 
     @property
     def mostly_prior(self) -> bool:
@@ -51,10 +55,16 @@ class EstimateForecast(NamedTuple):
         return self.of_prior > MOSTLY_PRIOR
 
     def __str__(self) -> str:
+        if self.mostly_prior:
+            return "an answer that is mostly prior, for every parameter"
         low, high = self.band or (self.width_ratio, self.width_ratio)
-        error = _range((low**2 - 1) ** 0.5, (high**2 - 1) ** 0.5)
-        text = f"an error of {error} posterior sds from noise, 90% intervals {_range(low, high)} times as wide as without privacy"
-        return text + ("; mostly prior, for every parameter" if self.mostly_prior else "")
+        if self.perhaps_prior:
+            first = f"an error of {_short(_error(low))} posterior sds or more from noise"
+            return (
+                f"{first}, 90% intervals {_short(low)} times as wide as without privacy or wider, up to the prior's own"
+            )
+        first = f"an error of {_range(_error(low), _error(high))} posterior sds from noise"
+        return f"{first}, 90% intervals {_range(low, high)} times as wide as without privacy"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -81,8 +91,12 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def _error(width: float) -> float:
+    return float(max(width**2 - 1.0, 0.0) ** 0.5)
+
+
 def forecast_estimate(
-    study: Study, belief: Belief, mu_squared: float, band: tuple[float, float] | None = None
+    study: Study, belief: Belief, mu_squared: float, limits: tuple[float, float] | None = None
 ) -> EstimateForecast:
     """Forecast an estimate at what is believed of the posterior.
 
@@ -90,8 +104,8 @@ def forecast_estimate(
     ----------
     mu_squared
         What it may spend.
-    band
-        The one-shot limit where it is the worst and the best that is thought possible, in units of the one at the centre.
+    limits
+        The one-shot limit at its 10th and at its 90th percentile, in units of the one at the centre.
     """
     root = np.linalg.cholesky(belief.covariance)
     shares = np.linalg.eigvalsh(root.T @ prior_precision(study.model, belief.centre) @ root)
@@ -100,10 +114,13 @@ def forecast_estimate(
     score = 1.0 - FINDING - (0.0 if study.knows_information else LOOKING)
     noise = (2 * radius) ** 2 / (score * mu_squared)
     width = _width(prior, noise)
-    worst = float(np.max(width))
-    wide, narrow = (float(np.max(_width(prior, noise / end))) for end in (band or (1.0, 1.0)))
-    error, of_prior = max(worst**2 - 1.0, 0.0) ** 0.5, float(np.min(width * prior**0.5))
-    return EstimateForecast(error, worst, of_prior, None if band is None else (narrow, wide))
+    worst, of_prior = float(np.max(width)), float(np.min(width * prior**0.5))
+    if limits is None:
+        return EstimateForecast(_error(worst), worst, of_prior)
+    widest, narrowest = _width(prior, noise / min(limits[0], 1.0)), _width(prior, noise / max(limits[1], 1.0))
+    band = float(np.max(narrowest)), float(np.max(widest))
+    perhaps = bool((widest * prior**0.5)[np.argmax(widest)] > MOSTLY_PRIOR)
+    return EstimateForecast(_error(worst), worst, of_prior, band, perhaps)
 
 
 def _width(prior: np.ndarray, noise: float) -> np.ndarray:

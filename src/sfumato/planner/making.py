@@ -94,8 +94,7 @@ def make_plan(
     band = limit_band(study, n, centre, shown, mu, guess is not None)
     low, high = band[0] * plan.share_of_limit, band[1] * hoped
     with jax.enable_x64(True):
-        ends = (min(band[0] / plan.limit_ess, 1.0), max(band[1] / plan.limit_ess, 1.0))
-        estimate = forecast_estimate(study, plan.belief, plan.mu**2, ends)
+        estimate = forecast_estimate(study, plan.belief, mu**2, (band[0] / plan.limit_ess, band[1] / plan.limit_ess))
     return replace(plan, band=(min(low, plan.forecast_ess), max(high, plan.forecast_ess)), estimate=estimate)
 
 
@@ -170,7 +169,7 @@ def _assemble(whole: Task, promised: _Promised, share: float, pilot_share: float
         missing=tuple(missing.items()),
         estimate=forecast,
     )  # fmt: skip
-    return replace(plan, hint=advice(study, plan) or "")
+    return replace(plan, hint=(advice(study, belief.centre) if plan.weak else None) or "")
 
 
 def pilot_fraction(study: Study, asked: float | None) -> float:

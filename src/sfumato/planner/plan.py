@@ -126,9 +126,9 @@ class Plan:
 
     def instead(self, spent: float) -> str:
         """What an estimate would give for the part of the budget that is not spent, as a sentence with a space behind it."""
-        if not spent:
-            return instead(self.estimate)
-        return instead(self.estimate, self.mu * (1 - spent) ** 0.5, None if self.owners else self.delta)
+        left = (self.mu * (1 - spent) ** 0.5, None if self.owners else self.delta) if spent else ()
+        first = "(It is never refused: centre and scale first, as said below.) " if self.hint and self.estimate else ""
+        return instead(self.estimate, *left) + first
 
     @property
     def fewer_chains_would_do(self) -> bool:

@@ -23,6 +23,7 @@ from sfumato.families.base import Family
 from sfumato.kernel import PublicStream
 from sfumato.model import Model
 from sfumato.owners.rounds import Rounds
+from sfumato.planner.advice import advice
 from sfumato.planner.making import first_belief
 from sfumato.planner.placing import Placed, place, plain
 from sfumato.privacy.joint import join
@@ -170,6 +171,7 @@ def _finish(opened: Opened, terms: Terms, kept: Journal | None, tick: Tick) -> E
     several = len(opened.parties) > 1
     numbers = sum(len(one.answer) for one in placed.asked) + (0 if several else release.lost)
     privacy = join([promised(opened, i, numbers, EXACT) for i in range(len(opened.parties))])
+    about |= {"hint": advice(study, placed.asked[-1].theta) or ""}
     about |= {"surprise": placed.surprise, "limit": (begun["mu"] / placed.width) ** 2}
     chosen = drawn(weight, CHAINS * terms.limit, terms.seed % 2**32)
     return Estimate(

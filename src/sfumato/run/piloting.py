@@ -48,7 +48,11 @@ class NextPilot(NamedTuple):
     share: float | None = None
 
     def check_needed(self, terms: Terms) -> None:
-        """Refuse words that would not be heard: the pilot has arrived, and its chain is what goes on."""
+        """Refuse words that would not be heard: the pilot has arrived and its chain goes on, or there will be no chain."""
+        if terms.estimate and not (self.guess is None and self.share is None):
+            raise InvalidInput(
+                "guess= and pilot_share= are for a run with chains, and this is an estimate; leave them out."
+            )
         if terms.plan is not None and not (self.guess is None and self.share is None):
             raise InvalidInput(
                 "guess= and pilot_share= are for a run whose pilot did not arrive, and the pilot of this one has; leave them out."
