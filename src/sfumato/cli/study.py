@@ -286,7 +286,7 @@ def hand_over(drawn: "Run | Estimate", checkpoint: Path | None, out: Path, name:
 
     way_on = _way_on(checkpoint, out) if checkpoint is not None else ""
     if drawn.iterations == 0:
-        _nothing_drawn(drawn, way_on, as_json)
+        _nothing_drawn(drawn, way_on, out, as_json)
     ended = drawn.stop_reason.name
     finished = ended not in ("INTERRUPTED", "OWNER_LOST")  # a chain that stopped itself is finished, too
     written = outputs.write(drawn, out, name, finished=finished)
@@ -309,7 +309,7 @@ def _hand_over_estimate(found: "Estimate", out: Path, name: str, as_json: bool) 
     raise typer.Exit(endings.of_estimate(found))
 
 
-def _nothing_drawn(drawn: "Run", way_on: str, as_json: bool) -> None:
+def _nothing_drawn(drawn: "Run", way_on: str, out: Path, as_json: bool) -> None:
     from sfumato.errors import BudgetSpent, OwnerLost
 
     kept = f"The pilot is paid for and kept. Go on with: {way_on}" if way_on else NO_WAY_ON
@@ -321,9 +321,13 @@ def _nothing_drawn(drawn: "Run", way_on: str, as_json: bool) -> None:
             f"back. {kept}",
             owner=drawn.stop_owner,
         )
+    told = ""
+    if drawn.heard is not None:  # it was paid for
+        saved = drawn.heard.save(out / "noise-aware.npz")
+        told = f" What the pilot's releases say all the same is in {saved}: see `sfumato report`."
     raise BudgetSpent(
         "a run needs budget for at least one step after its pilot, and none was left; ask for a larger epsilon, or "
-        "look at `sfumato ledger show`.",
+        f"look at `sfumato ledger show`.{told}",
         needed=0.0,
         left=0.0,
     )

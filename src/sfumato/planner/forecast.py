@@ -58,7 +58,7 @@ class EstimateForecast(NamedTuple):
         if self.mostly_prior:
             return "an answer that is mostly prior, for every parameter"
         low, high = self.band or (self.width_ratio, self.width_ratio)
-        if self.perhaps_prior:
+        if self.perhaps_prior or high > _FAR * low:
             first = f"an error of {_short(_error(low))} posterior sds or more from noise"
             return (
                 f"{first}, 90% intervals {_short(low)} times as wide as without privacy or wider, up to the prior's own"
@@ -79,6 +79,7 @@ class EstimateForecast(NamedTuple):
 
 
 _CLOSE = 1.1  # a narrower range says no more than its middle
+_FAR = 10.0  # a wider one says no more than its lower end
 
 
 def _range(low: float, high: float) -> str:
