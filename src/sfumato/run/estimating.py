@@ -106,7 +106,7 @@ def estimate(
     studies = make_studies(model, parties, domain, request)
     kept = Journal(checkpoint) if checkpoint is not None else None
     terms = make_terms(
-        model, studies[0], parties, domain, request, run_id=secrets.token_hex(8),
+        model, studies[0], parties, domain, request, run_id=f"estimate-{secrets.token_hex(8)}",
         seed=PublicStream(request.seed, CHAINS).seed, kernel="auto", limit=int(draws), pilot_copies={},
         durable=kept is not None,
     )  # fmt: skip
