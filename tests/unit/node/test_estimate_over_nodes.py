@@ -5,7 +5,7 @@ import pytest
 
 import sfumato as sf
 from node_helpers import YES, N, call, load, prepare, threaded
-from sfumato.errors import OwnerRefused
+from sfumato.errors import BudgetSpent
 from sfumato.owners.remote import connect
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6}
@@ -65,5 +65,5 @@ def test_a_node_and_a_table_give_one_estimate(nodes):
 
 
 def test_a_budget_that_the_node_has_not_is_refused_before_anything_is_asked(nodes):
-    with pytest.raises(OwnerRefused, match="Birch"):
+    with pytest.raises(BudgetSpent, match="Birch"):
         sf.estimate(load(nodes[1].folder, "coin"), owner_of(nodes[1]), epsilon=4.0, delta=1e-5, progress=False)
