@@ -17,9 +17,9 @@ from sfumato.node.config import OwnerTables
 HEAD = "| key | what it takes | default | meaning |\n|---|---|---|---|\n"
 STUDY = """# The keys of a study file
 
-`sfumato plan`, `run` and `resume` read it. A complete one is `examples/01_coin/study.toml`; several owners are explained in
-[several owners](../owners.md#in-a-study-file), nodes in [the data owner's node](../node.md#the-analyst). Paths start from the
-folder of the file.
+`sfumato plan`, `run`, `estimate` and `resume` read it. A complete one is `examples/01_coin/study.toml`; several owners are
+explained in [several owners](../owners.md#in-a-study-file), nodes in [the data owner's node](../node.md#the-analyst). Paths
+start from the folder of the file.
 """
 OWNER = """# The keys of an owner's file
 

@@ -108,7 +108,7 @@ class BadAnswer(OwnerError):
 
 
 class PlanTooWeak(SfumatoError):
-    """The forecast says the chain cannot mix on this budget; `plan` carries the numbers."""
+    """The forecast says the chain cannot mix on this budget; `plan` carries the numbers, `plan.estimate` what it buys instead."""
 
     def __init__(self, message: str, plan: Any = None) -> None:
         super().__init__(message)
@@ -119,19 +119,23 @@ class NotArrived(SfumatoError):
     """The pilot did not get near the posterior, and the chain was not begun.
 
     `off_by` is how far it may be off (posterior standard deviations, root mean square, upper 99 % limit); `spent` and `left` are
-    of the budget, in units of mu squared. `limit` is the one-shot limit in effective draws as the pilot saw it. `so_far` says all
-    that in words, without the way on.
+    of the budget, in units of mu squared. `limit` is the one-shot limit in effective draws as the pilot saw it. `estimate` is
+    the forecast of a `sfumato.estimate` with what is left, `instead` the same in words. `so_far` says all else in words, without
+    the way on.
     """
 
     def __init__(
-        self, so_far: str, way_on: str, *, off_by: float, spent: float, left: float, limit: float | None = None
-    ) -> None:
+        self, so_far: str, way_on: str, *, off_by: float, spent: float, left: float, limit: float | None = None,
+        estimate: Any = None, instead: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(f"{so_far} {way_on}")
         self.so_far = so_far
         self.off_by = off_by
         self.spent = spent
         self.left = left
         self.limit = limit
+        self.estimate = estimate
+        self.instead = instead
 
 
 class LedgerError(SfumatoError):

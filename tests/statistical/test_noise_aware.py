@@ -1,5 +1,7 @@
 """The noise-aware posterior: calibrated where a chain cannot mix, equal to its own grid, honest about what it is."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,16 +175,14 @@ def test_a_run_and_its_bundle_tell_the_same():
     # Nine tenths of the copies went to the chain, and in one dimension each of its answers is worth a whole copy.
     assert chain.variance[0] == pytest.approx(bundle.xi / len(answers))
     assert len(answers) >= 1796 - 4
-    found = run.noise_aware(draws=200, warmup=200, chains=2)
+    found = noise_aware.from_run(run, family, draws=200, warmup=200, chains=2)
     assert found.measurement.variance[0] == pytest.approx(bundle.xi / 2000, rel=0.01)
     assert (
         abs(found.measurement.basis[0, 0] * found.measurement.value[0] - bundle.mean()[0])
         < 0.2 * (bundle.xi / 2000) ** 0.5
     )
     with pytest.raises(InvalidInput, match="family"):
-        from dataclasses import replace
-
-        replace(run, family=None).noise_aware()
+        replace(run, study=None).noise_aware()
 
 
 def test_a_live_run_of_a_family_offers_it_too():
@@ -191,7 +191,8 @@ def test_a_live_run_of_a_family_offers_it_too():
     run = sf.sample(
         family, {"y": y}, epsilon=2.0, delta=1e-6, seed=0, force=True, kernel="random-walk", max_iterations=300
     )
-    found = run.noise_aware(draws=300, warmup=300, chains=2)
+    found = run.noise_aware(draws=300)
+    assert str(found).startswith("By the exact law of the counts")
     assert abs(found.draws["p"].mean() - y.mean()) < 5 * found.draws["p"].std()
     assert found.draws["p"].std() < 0.2
 

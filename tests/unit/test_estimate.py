@@ -124,6 +124,20 @@ def test_a_tiny_budget_is_said_to_be_mostly_prior():
     assert found.draws["mean"].std() == pytest.approx(5.0, rel=0.2)
 
 
+def test_columns_in_raw_units_are_named_where_the_answer_is_mostly_prior():
+    def ill(age, y):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=beta[0] + beta[1] * age), obs=y)
+
+    rng = np.random.default_rng(3)
+    table = {"age": rng.integers(18, 91, 2_000), "y": (rng.random(2_000) < 0.03).astype(int)}
+    domain = {"age": sf.Integers(18, 90), "y": sf.Binary()}
+    found = sf.estimate(ill, table, domain=domain, epsilon=0.1, delta=1e-6, **QUIET)
+    assert "mostly prior" in str(found.verdict)
+    assert "First centre and scale age (its domain is [18, 90])" in found.verdict.reasons[-1]
+
+
 def test_a_search_that_did_not_arrive_is_unusable(monkeypatch):
     real = placing.run_pilot
 

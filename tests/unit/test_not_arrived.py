@@ -41,10 +41,10 @@ def test_a_pilot_that_is_near_by_its_own_reckoning_says_that_its_last_gradient_c
     plan = sf.plan(height, n=40_000, domain=DOMAIN, **BUDGET)
     about = {"arrived": False, "share": 0.1, "off_by": 1.4, "limit": 99.0, "early": False}
     with pytest.raises(NotArrived, match="its last gradient is longer than") as caught:
-        piloting.refuse_unless_arrived(plan, about, None)
+        piloting.refuse_unless_arrived(plan, piloting.Found(plan.belief, about), None)
     assert "1.4 posterior" not in str(caught.value) and caught.value.off_by == 1.4
     with pytest.raises(NotArrived, match=r"up to 3\.6 posterior standard deviations off"):
-        piloting.refuse_unless_arrived(plan, about | {"off_by": 3.6}, None)
+        piloting.refuse_unless_arrived(plan, piloting.Found(plan.belief, about | {"off_by": 3.6}), None)
 
 
 @pytest.mark.parametrize("owners", [False, True], ids=["table", "owners"])

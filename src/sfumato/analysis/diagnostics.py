@@ -9,6 +9,7 @@ import numpy as np
 from sfumato.analysis.result import quiet_arviz
 
 if TYPE_CHECKING:
+    from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.result import Run
 
 INTERVAL = (0.05, 0.95)
@@ -32,7 +33,7 @@ class Row(NamedTuple):
     r_hat: float
 
 
-def series(run: "Run") -> dict[str, np.ndarray]:
+def series(run: "Run | Estimate") -> dict[str, np.ndarray]:
     """Draws by scalar parameter, (chain, draw) each, vectors as ``beta[2]``."""
     out: dict[str, np.ndarray] = {}
     for site, draws in run.draws.items():
@@ -55,6 +56,32 @@ def shown_rows(run: "Run") -> list[Row]:
     if run.verdict.usable:
         return rows
     return [row._replace(mean=math.nan, sd=math.nan, low=math.nan, high=math.nan, mcse=math.nan) for row in rows]
+
+
+class Interval(NamedTuple):
+    """One parameter of an estimate: its draws are independent, so there is nothing to diagnose.
+
+    `of_prior`: posterior over prior standard deviation, on the unconstrained scale; NaN where a parameter is no coordinate of it.
+    """
+
+    name: str
+    mean: float
+    sd: float
+    low: float
+    high: float
+    of_prior: float
+
+
+def intervals(estimate: "Estimate") -> list[Interval]:
+    """One row per scalar parameter, as it may be shown: of an unusable estimate, the names alone."""
+    if not estimate.verdict.usable:
+        return [Interval(name, *([math.nan] * 5)) for name in series(estimate)]
+    found = []
+    for name, draws in series(estimate).items():
+        low, high = np.quantile(draws, INTERVAL)
+        share = estimate.of_prior.get(name, math.nan)
+        found.append(Interval(name, float(np.mean(draws)), float(np.std(draws)), float(low), float(high), share))
+    return found
 
 
 def _row(name: str, draws: np.ndarray) -> Row:

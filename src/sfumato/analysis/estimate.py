@@ -12,16 +12,28 @@ import numpy as np
 from sfumato.analysis.result import quiet_arviz
 from sfumato.analysis.summary import with_verdict
 from sfumato.analysis.verdict import Verdict
+from sfumato.planner.forecast import MOSTLY_PRIOR
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
 
+RESTS_ON = (
+    "it rests on scores of many records adding up to a normal, on a log posterior that is nearly a parabola where the answer "
+    "lies, and on no record having been cut."
+)
+LABEL = f"An approximation, by local asymptotic normality: {RESTS_ON}"
+LABEL_SUMS = (
+    "An approximation, by the central limit theorem for the sum of statistics: it rests on many records, and on none having "
+    "been cut."
+)
+LABEL_COUNTS = "By the exact law of the counts, up to Monte Carlo error: it rests on no record having been cut."
+EXACT = (
+    "The draws are no exact posterior of the records: they are the posterior given what was released, approximately."
+)
 FORMAT = 1
 KIND = "estimate"
 """What the header of a saved estimate says it is."""
 CHAINS = 4
 """Rows that draws are arranged in, as ArviZ wants them: all draws are independent but for points drawn twice."""
-MOSTLY_PRIOR = 0.8
-"""Posterior over prior standard deviation from which a parameter is mostly prior."""
 FAR, TOO_FAR = 4.0, 8.0
 """Distance of the place from the answer, in standard deviations of the answer (rms), that is worth a word, or too far."""
 ROUGH = 0.7
@@ -48,7 +60,8 @@ class Estimate:
         Posterior over prior standard deviation, by coordinate (unconstrained).
     about
         How it was made: `off` (distance of the place from the answer in its standard deviations), `surprise`, `roughness`
-        (spectral noise of the whitened information), `limit` (one-shot limit, effective draws), `effective` (points).
+        (spectral noise of the whitened information), `limit` (one-shot limit, effective draws), `effective` (points),
+        `hint` (which columns want centring and scaling).
     pilot
         Every release: what was asked, where, with which noise, and the answer.
     """
@@ -88,11 +101,9 @@ class Estimate:
 
     def report(self, path: str | Path) -> Path:
         """Write the HTML report."""
-        from sfumato.analysis.report.estimate import page
+        from sfumato.analysis.report import write_report
 
-        path = Path(path)
-        path.write_text(page(self), encoding="utf-8")
-        return path
+        return write_report(self, path)
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one file (NumPy .npz with a JSON header; no pickles). `sfumato.load` reads it."""
@@ -175,4 +186,5 @@ def judge(estimate: Estimate) -> Verdict:
     if mostly:
         which = "every parameter" if everything else ", ".join(mostly)
         reasons.append(f"The answer is mostly prior for {which}: the budget says little there.")
+        reasons += [f"{about['hint']}."] if about.get("hint") else []
     return Verdict(level, tuple(reasons))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.errors import CheckpointError, InvalidInput
+from sfumato.errors import CheckpointError, InvalidInput, SfumatoError
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
 
 if TYPE_CHECKING:
+    from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.verdict import Verdict
 
 FORMAT = 1
@@ -53,8 +54,8 @@ class Run:
         Of several owners, the one whose budget ended or who did not answer any more; else empty.
     plan, pilot
         What was planned (as plain values), and every release of the pilot (or the copies a bundle's start used).
-    family
-        The exponential family, if the model is one; not saved to files.
+    study
+        Model and domain, as they were sampled; not saved to files.
     discarded
         Draws at the start of every chain that are left out, because the chains were visibly on their way
         (`sfumato.analysis.verdict.visible_transient`); the transcript has them. Mostly 0.
@@ -69,7 +70,7 @@ class Run:
     coordinates: tuple[str, ...]
     seed: int
     waited_share: float = field(default=0.0)
-    family: Any = field(default=None, repr=False)
+    study: Any = field(default=None, repr=False, compare=False)
     stop_owner: str = ""
     discarded: int = 0
 
@@ -131,20 +132,27 @@ class Run:
 
         return with_verdict(table, self.verdict)
 
-    def noise_aware(self, family: Any = None, **options: Any) -> Any:
-        """Posterior given everything released, by normal approximation, for exponential families.
+    def noise_aware(
+        self, model: Any = None, *, domain: Mapping[str, Any] | None = None, draws: int = 1000, seed: int = 0
+    ) -> "Estimate":
+        """The posterior given everything that was released, for any model: an approximation, which its first line says.
 
-        Calibrated where the budget is too small for the chain to mix; not independent evidence to pool with the chain. A
-        run that was loaded from a file needs `family=`. See `sfumato.analysis.noise_aware.from_run`.
+        Calibrated where the budget is too small for the chain to mix; not independent evidence to pool with the chain. A run
+        that was loaded from a file needs its `model` (or family) and `domain` again. See `sfumato.analysis.from_releases`.
         """
-        from sfumato.analysis.noise_aware import from_run
+        from sfumato.analysis.from_releases import from_run, study_of
 
-        found = family if family is not None else self.family
-        if found is None:
-            raise InvalidInput(
-                "the noise-aware posterior needs an exponential family; pass family=sf.families.Bernoulli() or so."
-            )
-        return from_run(self, found, **options)
+        return from_run(self, study_of(self, model, domain), draws=draws, seed=seed)
+
+    @cached_property
+    def heard(self) -> "Estimate | None":
+        """Of an unusable run, what its releases say all the same, where that can be told; None of a run that may be used."""
+        if self.verdict.usable or self.study is None:
+            return None
+        try:
+            return self.noise_aware()
+        except SfumatoError:
+            return None
 
     def report(self, path: str | Path) -> Path:
         """Write the HTML report."""

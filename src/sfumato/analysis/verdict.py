@@ -40,6 +40,10 @@ BLOCKS = 10
 _SHORTEST = 20  # draws a chain below which no transient can be told from chance
 
 
+HEARD = "What was released says more than these draws do: run.noise_aware() gives the posterior given all of it."
+"""The way on from an unusable run."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What to make of a run.
@@ -77,11 +81,17 @@ def judge(run: "Run") -> Verdict:
     rows = posterior_rows(run)
     against = _against_use(run, rows)
     if against:
-        return Verdict("unusable", tuple(against))
+        return Verdict("unusable", (*against, *([HEARD] if may_be_heard(run) else [])))
     doubts = _doubts(run, rows)
     if doubts:
         return Verdict("rough", (*doubts, _precision(rows), *_discarded(run)))
     return Verdict("good", (_agreement(rows), _precision(rows), *_discarded(run)))
+
+
+def may_be_heard(run: "Run") -> bool:
+    """Whether a run released something that `Run.noise_aware` can read: a pilot's answers, a statistic, copies."""
+    statistics = "t_noisy" in run.transcript and not run.plan.get("trust")
+    return any("matrix" in one for one in run.pilot.get("releases", ())) or "copies_mean" in run.pilot or statistics
 
 
 # -- do not use -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ EPILOG = (
     "Exit codes: 0 fine; 1 something unexpected; 2 wrong usage or invalid input; 3 the plan is too weak, or `ledger verify` "
     "found problems; 4 the budget was spent before anything could be drawn, or the ledger refuses; 5 trouble with a checkpoint "
     "or a saved file; 6 an owner is lost, refuses, or answers nonsense; 7 an audit refutes the promise; 8 the verdict on a "
-    'run is "do not use"; 130 interrupted (what was drawn is saved).'
+    'run or an estimate is "do not use"; 130 interrupted (what was drawn is saved).'
 )
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(study.plan)
 app.command()(study.run)
+app.command()(study.estimate)
 app.command()(study.resume)
 app.command()(bundle.release)
 app.command()(bundle.sample)

@@ -84,8 +84,8 @@ def sample(
 
     The family is the one the bundles name, with its default prior, unless --family or --study says otherwise.
     """
-    if (out / "run.npz").exists():
-        raise InvalidInput(f"the folder {out} already holds a finished run; choose another --out.")
+    if any((out / name).exists() for name in ("run.npz", "estimate.npz")):
+        raise InvalidInput(f"the folder {out} already holds a finished run or estimate; choose another --out.")
     from sfumato.owners.bundle import Bundle
     from sfumato.run.sampling import sample as draw
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from sfumato import errors
 
 if TYPE_CHECKING:
+    from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.result import Run
 
 FINE, UNEXPECTED, INVALID, TOO_WEAK, NO_BUDGET, CHECKPOINT, OWNER, REFUTED = 0, 1, 2, 3, 4, 5, 6, 7
@@ -72,6 +73,11 @@ def interrupted(message: str, as_json: bool) -> int:
     return INTERRUPTED
 
 
+def of_estimate(estimate: "Estimate") -> int:
+    """Exit code of a command that ends with an estimate: what it is worth."""
+    return FINE if estimate.verdict.usable else UNUSABLE
+
+
 def of_run(run: "Run") -> int:
     """Exit code of a command that ends with a run: how it stopped, if somebody can go on with it; else what it is worth."""
     stopped = {"INTERRUPTED": INTERRUPTED, "OWNER_LOST": OWNER}.get(run.stop_reason.name)
@@ -111,6 +117,8 @@ def _ending(error: Exception) -> tuple[Ending, str]:
 def _failure(ending: Ending, message: str, error: Exception | None = None) -> dict[str, Any]:
     failure: dict[str, Any] = {"ok": False, "code": ending.code, "error": message}
     plan: Any = getattr(error, "plan", None)
+    forecast: Any = getattr(error, "estimate", None)
+    failure |= {} if forecast is None else {"estimate": forecast.to_dict()}
     return failure if plan is None else failure | {"plan": plan.to_dict()}
 
 

@@ -1,5 +1,7 @@
 """What a person sees: tables and short paragraphs on standard output."""
 
+import re
+import shlex
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sfumato.analysis.diagnostics import Row, shown_rows
+from sfumato.analysis.diagnostics import Interval, Row, intervals, shown_rows
 from sfumato.analysis.report.words import ending
-from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT
+from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT, Verdict
 
 if TYPE_CHECKING:
+    from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.result import Run
     from sfumato.auditor import Audit
     from sfumato.cli.outputs import Written
@@ -60,13 +63,13 @@ def facts(rows: list[tuple[str, str]]) -> None:
     console().print(Padding(table, (0, 0, 0, 2), expand=False))
 
 
-def plan(made: "Plan", name: str) -> None:
-    """Show a plan, and what to make of it."""
+def plan(made: "Plan", name: str, study: Path = Path("study.toml")) -> None:
+    """Show a plan, and what to make of it; `study` is its file."""
     heading(f"Plan: {name}")
     facts(made.rows())
     if made.hopeless:
         console().print(Text("\n  Too weak: the forecast says that the chain cannot mix.", style="bold red"))
-        paragraph(advice(made))
+        paragraph(advice(made, study))
     elif made.weak:
         console().print(Text("\n  Weak if the parameters are near there; the pilot will tell.", style="yellow"))
 
@@ -79,16 +82,30 @@ def audit(found: "Audit", name: str) -> None:
     console().print(Padding(Text(f"\n{found.verdict}", style=style), (0, 0, 0, 2), expand=False))
 
 
-def advice(made: "Plan") -> str:
+def advice(made: "Plan", study: Path) -> str:
     """Say what would make a weak plan strong, in the library's own words."""
     from sfumato.errors import PlanTooWeak
 
     try:
         made.refuse_if_weak()
     except PlanTooWeak as error:
-        text = str(error).replace("force=True samples", "`sfumato run --force` samples")
+        text = in_shell(str(error), study)
         return text[:1].upper() + text[1:]
     return ""
+
+
+def in_shell(text: str, study: Path, out: Path | None = None) -> str:
+    """Ways out as commands; `out` is a folder that is taken."""
+    command = f"sfumato estimate {shlex.quote(short(study))}"
+    beside = "" if out is None else f" --out {shlex.quote(short(out) + '-estimate')}"
+    text = re.sub(
+        r"sf\.estimate answers with what is left \(epsilon=(\S+) at the same delta\)",
+        rf"`{command} --epsilon \1{beside}` answers with what is left",
+        text,
+    )
+    text = text.replace("sf.estimate answers", f"`{command}{beside}` answers")
+    force = "sfumato run" if out is None else f"sfumato resume {shlex.quote(short(out))}"
+    return text.replace("force=True samples", f"`{force} --force` samples")
 
 
 def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:
@@ -96,6 +113,9 @@ def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:
     verdict(drawn)
     heading(f"Posterior: {name}")
     console().print(posterior(shown_rows(drawn)))
+    if drawn.heard is not None:
+        heading("What the releases say all the same")
+        answer(drawn.heard)
     heading("Chains")
     chains(drawn)
     statement(drawn)
@@ -108,10 +128,39 @@ def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:
         paragraph(f"\n{happened} Without a checkpoint there is nothing to go on with.")
 
 
-def verdict(drawn: "Run") -> None:
-    """Say first whether the run may be used."""
+def estimate(found: "Estimate", written: "Written", name: str) -> None:
+    """Show an estimate: what it is, the answer, how sure it is, the promise, the files."""
+    heading(f"Estimate: {name}")
+    answer(found)
+    heading("Privacy")
+    paragraph(str(found.privacy))
+    files(written)
+
+
+def answer(found: "Estimate") -> None:
+    """What an estimate is, what it says, and how sure it is."""
+    paragraph(found.label)
+    if found.verdict.usable:
+        console().print(told(intervals(found)))
+    verdict(found, skip=1)
+
+
+def told(rows: list[Interval]) -> Table:
+    """Build the table of an estimate: the last column is the width beside the prior's."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("")
+    for column in ("mean", "sd", "90 % interval", "of the prior"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        share = UNSHOWN if isnan(row.of_prior) else f"{row.of_prior:.0%}"
+        table.add_row(Text(row.name), number(row.mean), number(row.sd), f"{row.low:.3f} to {row.high:.3f}", share)
+    return table
+
+
+def verdict(drawn: "Run | Estimate", skip: int = 0) -> None:
+    """Say whether a run or an estimate may be used; `skip`: reasons that stand elsewhere."""
     found = drawn.verdict
-    first, _, rest = str(found).partition(": ")
+    first, _, rest = str(Verdict(found.level, found.reasons[skip:])).partition(": ")
     console().print(Text.assemble("\n", (f"Verdict: {first}.", STYLES[found.level]), f" {rest}"))
 
 

@@ -1,17 +1,18 @@
-"""``sfumato plan``, ``run`` and ``resume``: a study file in, a plan or a run out."""
+"""``sfumato plan``, ``run``, ``estimate`` and ``resume``: a study file in; a plan, a run or an estimate out."""
 
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from sfumato.cli import endings
-from sfumato.errors import CheckpointError, Interrupted, InvalidInput, NotArrived
+from sfumato.errors import CheckpointError, Interrupted, InvalidInput, NotArrived, PlanTooWeak
 
 if TYPE_CHECKING:
+    from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.result import Run
     from sfumato.files.study import StudyFile
 
@@ -49,7 +50,7 @@ def plan(
     else:
         from sfumato.cli import show
 
-        show.plan(made, file.name)
+        show.plan(made, file.name, study)
     raise typer.Exit(endings.TOO_WEAK if made.hopeless else endings.FINE)
 
 
@@ -78,7 +79,7 @@ def run(
 
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
     options |= {"n": file.n} if file.n is not None and not file.remote else {}
-    telling = _telling_the_way_on(checkpoint, out, as_json)
+    telling = _telling_the_way_on(checkpoint, out, as_json, study)
     with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
             out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.epsilon,
@@ -86,6 +87,42 @@ def run(
             example=file.example(), ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
     hand_over(drawn, checkpoint, out, file.name, as_json)
+
+
+def estimate(
+    study: StudyPath,
+    out: OutFolder = Path("sfumato-output"),
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", help="In place of the study's: after a refused run, what is left.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="For the draws; the noise has no seed.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer at any budget: the posterior given what the whole budget can release. An approximation, which says so.
+
+    For studies whose plan is too weak for chains; of the study file, keys about chains are not used. Every answer is saved
+    before the next is asked for: `sfumato resume` goes on. Exit code 8 if the verdict on the estimate is "do not use".
+    """
+    from sfumato.files.study import ESTIMATE_OPTIONS, read_study
+
+    file = read_study(study)
+    if epsilon is not None and file.owners:
+        raise InvalidInput("--epsilon is for a study with one owner; write those of several into their [[owners]].")
+    checkpoint = _prepare(file, out)
+    options = file.options(ESTIMATE_OPTIONS)
+    options |= {"seed": seed} if seed is not None else {}
+    options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
+    options |= {"n": file.n} if file.n is not None and not file.remote else {}
+    from sfumato.run.estimating import estimate as make_estimate
+
+    telling = _telling_the_way_on(checkpoint, out, as_json, study)
+    with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
+        found = make_estimate(
+            file.model(), source, domain=file.domain(), epsilon=file.settings.epsilon if epsilon is None else epsilon,
+            delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess, example=file.example(),
+            ledger=ledger, checkpoint=checkpoint, **options,
+        )  # fmt: skip
+    hand_over(found, checkpoint, out, file.name, as_json)
 
 
 def resume(
@@ -108,7 +145,7 @@ def resume(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was interrupted or killed, or whose pilot did not arrive.
+    """Go on with a run or an estimate that was interrupted or killed, or with a run whose pilot did not arrive.
 
     What was drawn is kept, and nothing goes uncounted.
     """
@@ -120,11 +157,12 @@ def resume(
             f"{folder} holds no run; give the output folder of `sfumato run`, or its checkpoint folder."
         )
     home = checkpoint.parent if out is None else out
-    file = read_study(_find_study(checkpoint, study))
+    study_file = _find_study(checkpoint, study)
+    file = read_study(study_file)
     from sfumato.run.sampling import resume as go_on
 
     home.mkdir(parents=True, exist_ok=True)
-    telling = _telling_the_way_on(checkpoint, home, as_json)
+    telling = _telling_the_way_on(checkpoint, home, as_json, study_file)
     with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
         drawn = _keeping(
             home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity(),
@@ -138,9 +176,11 @@ def resume(
 
 def _prepare(file: "StudyFile", out: Path) -> Path | None:
     """Make the output folder, never over an earlier run: its draws were paid for."""
-    if (out / "run.npz").exists():
+    from sfumato.cli import outputs
+
+    if any((out / name).exists() for name in outputs.FINISHED):
         raise InvalidInput(
-            f"the folder {out} already holds a finished run, which is never overwritten; choose another --out."
+            f"the folder {out} already holds a finished run or estimate, which is never overwritten; choose another --out."
         )
     stated = file.settings.checkpoint
     checkpoint = None if stated is False else out / "checkpoint" if stated is None else file.base / str(stated)
@@ -181,20 +221,24 @@ def _way_on(checkpoint: Path, out: Path) -> str:
 
 
 @contextmanager
-def _telling_the_way_on(checkpoint: Path | None, out: Path, as_json: bool) -> Iterator[None]:
+def _telling_the_way_on(checkpoint: Path | None, out: Path, as_json: bool, study: Path) -> Iterator[None]:
     """End a command that stopped before there were draws in words: what is paid for, and how to go on."""
     try:
         yield
+    except PlanTooWeak as error:
+        raise PlanTooWeak(_in_shell(str(error), study, checkpoint, out), error.plan) from None
     except NotArrived as error:
         if checkpoint is None:
             raise
         raise NotArrived(
             error.so_far,
             f"Go on with: {_way_on(checkpoint, out)} --pilot-share 0.2. Or write roughly where the parameters are into [guess] "
-            "of the study file beside it, and add --from-guess.",
+            f"of the study file beside it, and add --from-guess. {_in_shell(error.instead, study, checkpoint, out)}".strip(),
             off_by=error.off_by,
             spent=error.spent,
             left=error.left,
+            limit=error.limit,
+            estimate=error.estimate,
         ) from None
     except KeyboardInterrupt as stop:
         if checkpoint is None:
@@ -208,10 +252,18 @@ def _telling_the_way_on(checkpoint: Path | None, out: Path, as_json: bool) -> It
         raise typer.Exit(endings.interrupted(message, as_json)) from None
 
 
-def _keeping(out: Path, draw: Any, *arguments: Any, **options: Any) -> "Run":
+def _in_shell(text: str, study: Path, checkpoint: Path | None, out: Path) -> str:
+    """The same words with commands in them; a folder whose run has begun is taken."""
+    from sfumato.cli.show import in_shell
+
+    begun = checkpoint is not None and (checkpoint / "run.json").exists()
+    return in_shell(text, study, out if begun else None)
+
+
+def _keeping(out: Path, draw: Any, *arguments: Any, **options: Any) -> "Run | Estimate":
     """Draw; if a checkpoint fails on the way, what was drawn so far is saved beside it before the error goes on."""
     try:
-        drawn: Run = draw(*arguments, **options)
+        drawn: Run | Estimate = draw(*arguments, **options)
     except CheckpointError as error:
         so_far = getattr(error, "run", None)
         if so_far is not None and so_far.iterations:
@@ -224,13 +276,17 @@ def _keeping(out: Path, draw: Any, *arguments: Any, **options: Any) -> "Run":
     return drawn
 
 
-def hand_over(drawn: "Run", checkpoint: Path | None, out: Path, name: str, as_json: bool) -> None:
-    """Write what a run gives to the output folder and show it; the exit code follows its verdict."""
+def hand_over(drawn: "Run | Estimate", checkpoint: Path | None, out: Path, name: str, as_json: bool) -> None:
+    """Write what a run or an estimate gives to the output folder and show it; the exit code follows its verdict."""
+    from sfumato.analysis.estimate import Estimate
     from sfumato.cli import outputs, show
+
+    if isinstance(drawn, Estimate):
+        _hand_over_estimate(drawn, out, name, as_json)
 
     way_on = _way_on(checkpoint, out) if checkpoint is not None else ""
     if drawn.iterations == 0:
-        _nothing_drawn(drawn, way_on, as_json)
+        _nothing_drawn(drawn, way_on, out, as_json)
     ended = drawn.stop_reason.name
     finished = ended not in ("INTERRUPTED", "OWNER_LOST")  # a chain that stopped itself is finished, too
     written = outputs.write(drawn, out, name, finished=finished)
@@ -241,7 +297,19 @@ def hand_over(drawn: "Run", checkpoint: Path | None, out: Path, name: str, as_js
     raise typer.Exit(endings.of_run(drawn))
 
 
-def _nothing_drawn(drawn: "Run", way_on: str, as_json: bool) -> None:
+def _hand_over_estimate(found: "Estimate", out: Path, name: str, as_json: bool) -> NoReturn:
+    """The same for an estimate."""
+    from sfumato.cli import outputs, show
+
+    written = outputs.write_estimate(found, out, name)
+    if as_json:
+        endings.write_json(outputs.estimate_json(found, written, name))
+    else:
+        show.estimate(found, written, name)
+    raise typer.Exit(endings.of_estimate(found))
+
+
+def _nothing_drawn(drawn: "Run", way_on: str, out: Path, as_json: bool) -> None:
     from sfumato.errors import BudgetSpent, OwnerLost
 
     kept = f"The pilot is paid for and kept. Go on with: {way_on}" if way_on else NO_WAY_ON
@@ -253,9 +321,13 @@ def _nothing_drawn(drawn: "Run", way_on: str, as_json: bool) -> None:
             f"back. {kept}",
             owner=drawn.stop_owner,
         )
+    told = ""
+    if drawn.heard is not None:  # it was paid for
+        saved = drawn.heard.save(out / "noise-aware.npz")
+        told = f" What the pilot's releases say all the same is in {saved}: see `sfumato report`."
     raise BudgetSpent(
         "a run needs budget for at least one step after its pilot, and none was left; ask for a larger epsilon, or "
-        "look at `sfumato ledger show`.",
+        f"look at `sfumato ledger show`.{told}",
         needed=0.0,
         left=0.0,
     )

@@ -24,6 +24,8 @@ TOKEN = "SFUMATO_TOKEN"  # noqa: S105 (a variable's name)
 """The environment variable that holds a node's token: a study file is read by others."""
 PLAN_OPTIONS = ("kernel", "chains", "max_iterations", "pilot_share", "truncate")
 SAMPLE_OPTIONS = (*PLAN_OPTIONS, "outside", "precision", "seed", "force", "iterations")
+ESTIMATE_OPTIONS = ("outside", "precision", "seed", "draws")
+"""An estimate has no chains: what a study says of them is for `run`."""
 
 
 class Settings(Table, frozen=True):
@@ -51,6 +53,8 @@ class Settings(Table, frozen=True):
         Drives proposals and decisions only, drawn anew by default; the noise has no seed.
     force
         Sample even if the plan says that the chain cannot mix.
+    draws
+        Draws of an estimate in each of four rows; 1000 by default. Keys about chains are not for estimates.
     iterations
         Steps per chain; as many as the budget pays for by default.
     max_iterations
@@ -75,6 +79,7 @@ class Settings(Table, frozen=True):
     precision: Precision = "float64"
     seed: int | None = None
     force: bool = False
+    draws: Count | None = None
     iterations: Count | None = None
     max_iterations: Count | None = None
     pilot_share: Annotated[float, Meta(ge=0, lt=1)] | None = None

@@ -1,5 +1,6 @@
 """What to do about a weak plan, in words: what its columns look like, and numbers only where somebody could have them."""
 
+import math
 from collections.abc import Set
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import numpy as np
 from sfumato.bounds import synthetic
 from sfumato.domain import Domain
 from sfumato.model.base import input_spec
+from sfumato.planner.forecast import EstimateForecast
+from sfumato.privacy import gdp
 from sfumato.privacy.statement import careless
 
 if TYPE_CHECKING:
@@ -22,16 +25,16 @@ MOST_RECORDS = 10_000_000_000
 """More than there are people."""
 
 
-def advice(study: "Study", plan: "Plan") -> str | None:
-    """Name the covariates of a weak plan that want centring and scaling, with the numbers to do it by; None: there are none.
+def advice(study: "Study", centre: np.ndarray) -> str | None:
+    """Name the covariates that want centring and scaling, with the numbers to do it by; None: there are none.
 
     The sensitivity of a coefficient grows with the largest value of its covariate, not with its spread: a year of birth costs a
     thousand times what the same year does, counted from the middle of its domain in units of half its width.
     """
-    if not plan.weak or study.family is not None:
+    if study.family is not None:
         return None
     wide = {name: d for name, d in study.domain.items() if _off_scale(d)}
-    outcomes = _observed(study, plan) if wide else set()
+    outcomes = _observed(study, centre) if wide else set()
     raw = _times_a_parameter(study, wide.keys() - outcomes)
     covariates = [_scaled(name, d) for name, d in wide.items() if name in raw]
     if not covariates:
@@ -47,10 +50,10 @@ def _off_scale(d: Domain) -> bool:
     return bool(np.any(reach > LARGE_REACH) or np.all(reach < SMALL_REACH))
 
 
-def _observed(study: "Study", plan: "Plan") -> set[str]:
+def _observed(study: "Study", centre: np.ndarray) -> set[str]:
     """Columns that are an observed site's value: an outcome is what it is."""
     with jax.enable_x64(True):
-        return set(synthetic.observed_columns(study.model, plan.belief.centre, synthetic.extreme(study.domain, size=2)))
+        return set(synthetic.observed_columns(study.model, centre, synthetic.extreme(study.domain, size=2)))
 
 
 def _times_a_parameter(study: "Study", names: Set[str]) -> set[str]:
@@ -117,6 +120,30 @@ def ways_out(epsilon: float, n: float, hint: str, *, fewer_chains: bool, guess: 
         "a simpler model or a tighter domain",
     ]
     return f"{beginning}Ways out: {'; '.join(ways)}."
+
+
+def instead(estimate: EstimateForecast | None, mu_left: float | None = None, delta: float | None = None) -> str:
+    """What `sf.estimate` would give in place of chains, as a sentence with a space behind it; empty where nobody knows.
+
+    Parameters
+    ----------
+    estimate
+        The forecast.
+    mu_left, delta
+        Of one owner's budget of which a part is spent: what is left, and the promise's delta. An estimate may promise the rest.
+    """
+    if estimate is None:
+        return ""
+    if mu_left is None:
+        return f"sf.estimate answers at this budget: {estimate}. "
+    rest = "" if delta is None else f" (epsilon={_rounded_down(float(gdp.epsilon(mu_left, delta)))} at the same delta)"
+    return f"sf.estimate answers with what is left{rest}: {estimate}. "
+
+
+def _rounded_down(value: float) -> str:
+    """Three digits, none of them too large: charges are rounded up."""
+    power = 10.0 ** (math.floor(math.log10(max(value, 1e-12))) - 2)
+    return f"{math.floor(0.999 * value / power) * power:.3g}"
 
 
 def would_do(epsilon: float, n: float, hint: str) -> str:

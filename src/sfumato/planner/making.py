@@ -19,6 +19,7 @@ from sfumato.planner.advice import advice
 from sfumato.planner.belief import Belief, assumed_belief
 from sfumato.planner.centre import assumed_centre
 from sfumato.planner.choice import Task
+from sfumato.planner.forecast import forecast_estimate
 from sfumato.planner.limit import limit_band, limit_ess, one_shot_limit
 from sfumato.planner.pilot import PLACING
 from sfumato.planner.plan import Plan
@@ -93,7 +94,9 @@ def make_plan(
     hoped = max(*(kind.ordinary_share for kind in study.kernels(kernel)[0]), plan.share_of_limit)
     band = limit_band(study, n, centre, shown, mu, guess is not None)
     low, high = band[0] * plan.share_of_limit, band[1] * hoped
-    return replace(plan, band=(min(low, plan.forecast_ess), max(high, plan.forecast_ess)))
+    with jax.enable_x64(True):
+        estimate = forecast_estimate(study, plan.belief, mu**2, (band[0] / plan.limit_ess, band[1] / plan.limit_ess))
+    return replace(plan, band=(min(low, plan.forecast_ess), max(high, plan.forecast_ess)), estimate=estimate)
 
 
 def _best_share(whole: Task, kernel: str, usual: float) -> float:
@@ -155,6 +158,9 @@ def _assemble(whole: Task, promised: _Promised, share: float, pilot_share: float
     choices, missing = choose(whole.for_share(share), promised.kernel)
     with jax.enable_x64(True):
         limit = max(one_shot_limit(study, belief, whole.mu), choices[0].ess)  # what a kernel gets, records attain
+        forecast = forecast_estimate(
+            study, belief, (share + pilot_share) * whole.mu**2
+        )  # it has the pilot's share, too
     choice, considered = choices[0], tuple((c.kernel, c.ess / limit) for c in choices)
     plan = Plan(
         kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=whole.chains,
@@ -162,8 +168,9 @@ def _assemble(whole: Task, promised: _Promised, share: float, pilot_share: float
         forecast_ess=choice.ess, limit_ess=limit, assumptions=promised.assumptions, belief=belief, matrix=choice.matrix,
         family=study.family is not None, considered=considered, truncate=whole.truncate, copy_sigma=choice.copy_sigma,
         missing=tuple(missing.items()),
+        estimate=forecast,
     )  # fmt: skip
-    return replace(plan, hint=advice(study, plan) or "")
+    return replace(plan, hint=(advice(study, belief.centre) if plan.weak else None) or "")
 
 
 def pilot_fraction(study: Study, asked: float | None) -> float:

@@ -160,7 +160,14 @@ class _Asker:
         answer = self.release(what, theta, root, reach.radius, sigma, reach.centre)
         self.spent += share
         self.released.append(
-            {"what": what, "theta": theta.tolist(), "sigma": sigma, "radius": reach.radius, "answer": answer.tolist()}
+            {
+                "what": what,
+                "theta": theta.tolist(),
+                "matrix": root.tolist(),
+                "sigma": sigma,
+                "radius": reach.radius,
+                "answer": answer.tolist(),
+            }  # fmt: skip
         )
         return answer, sigma
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from sfumato.errors import PlanTooWeak
 from sfumato.kernel import asks_first
-from sfumato.planner.advice import careless_rows, ways_out, would_do
+from sfumato.planner.advice import careless_rows, instead, ways_out, would_do
 from sfumato.planner.belief import Belief
 from sfumato.planner.centre import GUESSED
+from sfumato.planner.forecast import EstimateForecast
 from sfumato.privacy import gdp
 
 ENOUGH_ESS = 5.0
@@ -56,6 +57,9 @@ class Plan:
         Langevin on bundles: copies whose average a step uses. Else 0.
     hint
         Of a weak plan: which columns want centring and scaling, if any.
+    estimate
+        What `sfumato.estimate` would give for the same budget (after a pilot: for what it left): `.error_sd`, `.width_ratio`.
+        None on bundles.
     """
 
     kernel: str
@@ -82,6 +86,7 @@ class Plan:
     band: tuple[float, float] | None = None
     missing: tuple[tuple[str, str], ...] = ()
     hint: str = field(default="", repr=False)
+    estimate: EstimateForecast | None = None
 
     @property
     def share_of_limit(self) -> float:
@@ -103,8 +108,11 @@ class Plan:
         """Whether that is so for most parameters of the prior: then nothing is spent to find out."""
         return (self.forecast_ess if self.band is None else self.band[1]) < self.enough_ess
 
-    def refuse_if_weak(self) -> None:
-        """Raise `PlanTooWeak`, with the numbers and ways out; before the pilot only if there is no hope."""
+    def refuse_if_weak(self, spent: float = 0.0) -> None:
+        """Raise `PlanTooWeak`, with the numbers and ways out; before the pilot only if there is no hope.
+
+        `spent`: the share of the budget that a pilot has used.
+        """
         if not self.hopeless:
             return
         epsilon, n = self.would_do(self._short_by)
@@ -112,14 +120,15 @@ class Plan:
         raise PlanTooWeak(
             f"a plan must promise {self.enough_ess:g} effective draws in all ({ENOUGH}); this budget "
             f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
-            f"{ways} force=True samples all the same"
-            + (
-                "; .noise_aware() of that run, or of a bundle, is calibrated where its chain cannot mix."
-                if self.family
-                else "."
-            ),
+            f"{self.instead(spent)}{ways} force=True samples all the same.",
             plan=self,
         )
+
+    def instead(self, spent: float) -> str:
+        """What an estimate would give for the part of the budget that is not spent, as a sentence with a space behind it."""
+        left = (self.mu * (1 - spent) ** 0.5, None if self.owners else self.delta) if spent else ()
+        first = "(It is never refused: centre and scale first, as said below.) " if self.hint and self.estimate else ""
+        return instead(self.estimate, *left) + first
 
     @property
     def fewer_chains_would_do(self) -> bool:
@@ -162,6 +171,7 @@ class Plan:
             ("chains", f"{self.chains} x about {self.iterations:,} iterations"),
             ("forecast", f"{self.forecast_ess:.3g} effective draws, {self.share_of_limit:.0%} of the one-shot limit"),
             *([("perhaps", self._perhaps(self.band))] if self.band is not None else []),
+            *([("estimate", f"in place of chains: {self.estimate}")] if self.estimate is not None else []),
             *([("because", self._because())] if len(self.considered) > 1 or self.missing else []),
             ("rests on", "; ".join(self.assumptions)),
             *(("owner", _owner_row(owner)) for owner in self.owners),
@@ -199,7 +209,9 @@ class Plan:
         if not self.hopeless:
             return [("weak", f"fewer than {self.enough_ess:g} draws if theta is near there; the pilot will tell")]
         epsilon, n = self.would_do(self._short_by)
-        words = f"sample refuses this plan: it needs {self.enough_ess:g} effective draws ({ENOUGH}); "
+        words = (
+            f"sample refuses this plan, estimate does not: it needs {self.enough_ess:g} effective draws ({ENOUGH}); "
+        )
         return [("too weak", words + would_do(epsilon, n, self.hint))]
 
     def __str__(self) -> str:
@@ -219,6 +231,7 @@ class Plan:
             "missing": [list(pair) for pair in self.missing],
         }
         out |= {"band": list(self.band)} if self.band is not None else {}
+        out |= {"estimate": self.estimate.to_dict()} if self.estimate is not None else {}
         return out | {
             "assumptions": list(self.assumptions),
             "weak": self.weak,
@@ -249,6 +262,7 @@ class Plan:
         for pairs in ("considered", "missing"):
             raw[pairs] = tuple((name, value) for name, value in raw[pairs])
         raw["band"] = tuple(raw["band"]) if raw.get("band") else None
+        raw["estimate"] = EstimateForecast.from_dict(raw["estimate"]) if raw.get("estimate") else None
         centre, covariance = (np.array(belief[name]) for name in ("centre", "covariance"))
         raw["belief"] = Belief(centre, covariance, belief["origin"], belief["error"], belief["roughness"])
         return cls(**raw)

@@ -230,7 +230,7 @@ def make_run(
         coordinates=tuple(model.coordinate_names()),
         seed=chain.stream.seed,
         waited_share=waited,
-        family=chain.study.family,
+        study=chain.study,
         stop_owner=chain.stop_owner,
         discarded=discarded,
     )

@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from sfumato.analysis import local_normal, noise_aware
-from sfumato.analysis.estimate import CHAINS, Estimate, drawn
+from sfumato.analysis import from_releases, noise_aware
+from sfumato.analysis.estimate import CHAINS, EXACT, LABEL, LABEL_COUNTS, LABEL_SUMS, Estimate, drawn
 from sfumato.analysis.from_copies import belief_by_law
-from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
-from sfumato.errors import InvalidInput, Unsupported
+from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.families.measurement import Measurement
 from sfumato.kernel import PublicStream
 from sfumato.model import Model
 from sfumato.model.derivatives import vector_function
 from sfumato.owners.rounds import Rounds
+from sfumato.planner.advice import advice
 from sfumato.planner.belief import Belief
 from sfumato.planner.making import first_belief
 from sfumato.planner.placing import Asked, Placed, place, plain
@@ -46,18 +46,6 @@ from sfumato.study.target import Study
 from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.ledger import Ledger
 
-LABEL = (
-    "An approximation, by local asymptotic normality: it rests on scores of many records adding up to a normal, on a log "
-    "posterior that is nearly a parabola where the answer lies, and on no record having been cut."
-)
-LABEL_SUMS = (
-    "An approximation, by the central limit theorem for the sum of statistics: it rests on many records, and on none having "
-    "been cut."
-)
-LABEL_COUNTS = "By the exact law of the counts, up to Monte Carlo error: it rests on no record having been cut."
-EXACT = (
-    "The draws are no exact posterior of the records: they are the posterior given what was released, approximately."
-)
 _ROOM = 0.999  # of the budget that is asked for: charges are rounded up
 
 
@@ -130,7 +118,7 @@ def estimate(
     focus = _checked_focus(studies[0].model, focus)
     kept = Journal(checkpoint) if checkpoint is not None else None
     terms = make_terms(
-        model, studies[0], parties, domain, request, run_id=secrets.token_hex(8),
+        model, studies[0], parties, domain, request, run_id=f"estimate-{secrets.token_hex(8)}",
         seed=PublicStream(request.seed, CHAINS).seed, kernel="auto", limit=int(draws), pilot_copies={},
         durable=kept is not None,
     )  # fmt: skip
@@ -213,6 +201,7 @@ def _finish(opened: Opened, terms: Terms, kept: Journal | None, tick: Tick) -> E
     several = len(opened.parties) > 1
     numbers = sum(len(one.answer) for one in placed.asked) + (0 if several else release.lost)
     privacy = join([promised(opened, i, numbers, EXACT) for i in range(len(opened.parties))])
+    about |= {"hint": advice(study, placed.asked[-1].theta) or ""}
     about |= {"surprise": placed.surprise, "limit": (begun["mu"] / placed.width) ** 2}
     chosen = drawn(weight, CHAINS * terms.limit, terms.seed % 2**32)
     return Estimate(
@@ -228,50 +217,23 @@ def _finish(opened: Opened, terms: Terms, kept: Journal | None, tick: Tick) -> E
 def _answer(study: Study, n: int, placed: Placed, clamped: bool, seed: int) -> tuple[Any, ...]:
     """Points by site, their weights, the label, what is told about it, and how much of the prior is left."""
     model, seed = study.model, seed % 2**32
-    silent = synthetic.silent(model, study.domain, placed.asked[-1].theta)
     family = study.family
-    if family is not None and _has_law(family):
+    if family is not None and from_releases.has_law(family):
         measurement = _measured(family, model, placed.asked, n)
         found = noise_aware.sample_posterior(family, measurement, None, clamped=clamped, seed=seed)
-        points = {name: values.reshape(-1, *values.shape[2:]) for name, values in found.draws.items()}
-        theta = _unconstrained(model, points)
-        weight = np.full(len(theta), 1 / len(theta))
+        answer = from_releases.by_law(model, found)
         label = LABEL_COUNTS if found.label == noise_aware.LABEL_COUNTS else LABEL_SUMS
-        # A law that is global does not care where the score was asked.
-        return (
-            points,
-            weight,
-            label,
-            {"off": 0.0, "roughness": 0.0, "effective": float(len(theta))},
-            _of_prior(model, theta, weight),
-        )
-    assumed = local_normal.assumed_information(model, study.domain, n, placed.asked[-1].theta)
-    known = assumed if study.knows_information else None
-    heard = local_normal.hear(placed.asked, silent, information=known, assumed=assumed)
-    found_points = local_normal.answer(model, study.domain, n, heard, seed=seed)
-    theta, weight = found_points.theta, found_points.weight
-    with jax.enable_x64(True):
-        sites = jax.jit(jax.vmap(model.constrain))(jnp.asarray(theta))
-    points = {name: np.asarray(value) for name, value in sites.items()}
-    mean = weight @ theta
-    sd = np.sqrt(np.maximum(weight @ (theta - mean) ** 2, 1e-300))
-    away = ((mean - placed.asked[-1].theta) / sd)[heard.loud]
-    about = {
-        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard),
-        "effective": found_points.effective,
-    }  # fmt: skip
-    return points, weight, LABEL, about, _of_prior(model, theta, weight)
-
-
-def _relative_roughness(heard: local_normal.Heard) -> float:
-    """Spectral noise of the information beside its own size."""
-    return float(heard.roughness * (2 * len(heard.root)) ** 0.5 / (np.trace(heard.information) / len(heard.root)))
+    else:
+        known = study.knows_information
+        answer = from_releases.by_scores(model, study.domain, n, placed.asked, known=known, seed=seed)
+        label = LABEL
+    return answer.points, answer.weight, label, answer.about, answer.of_prior
 
 
 def _located(study: Study, n: int, clamped: bool) -> Callable[[list[Asked]], Belief] | None:
     """Where all releases so far place the posterior: for a family with a law, whose information has to be asked for."""
     family, model = study.family, study.model
-    if family is None or study.knows_information or not _has_law(family):
+    if family is None or study.knows_information or not from_releases.has_law(family):
         return None
 
     def locate(asked: list[Asked]) -> Belief:
@@ -280,15 +242,6 @@ def _located(study: Study, n: int, clamped: bool) -> Callable[[list[Asked]], Bel
         return Belief(centre, covariance, "all releases so far")
 
     return locate
-
-
-def _has_law(family: Family) -> bool:
-    """Whether the family's statistic has a law of its own."""
-    try:
-        noise_aware.require_moments(family)
-    except Unsupported:
-        return False
-    return True
 
 
 def _measured(family: Family, model: Model, asked: Sequence[Asked], n: int) -> Measurement:
@@ -324,16 +277,3 @@ def _linear(family: Family, model: Model, what: str) -> Callable[[np.ndarray, np
         return jax.jacrev(vector)(nothing, theta, matrix), vector(nothing, theta, matrix)
 
     return jax.jit(both)
-
-
-def _unconstrained(model: Model, points: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.asarray(jax.jit(jax.vmap(model.unconstrain))({k: jnp.asarray(v) for k, v in points.items()}))
-
-
-def _of_prior(model: Model, theta: np.ndarray, weight: np.ndarray) -> dict[str, float]:
-    """Posterior over prior standard deviation, by coordinate; by quantiles, which heavy tails leave alone."""
-    low, high = np.quantile(compiled.prior_draws(model), [0.16, 0.84], axis=0)
-    points = theta[drawn(weight, 4000, 0)]
-    lower, upper = np.quantile(points, [0.16, 0.84], axis=0)
-    ratio = (upper - lower) / np.maximum(high - low, 1e-300)
-    return dict(zip(model.coordinate_names(), ratio.tolist(), strict=True))

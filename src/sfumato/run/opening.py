@@ -43,6 +43,11 @@ class Opened:
         return [i for i, party in enumerate(self.parties) if party.live]
 
     @property
+    def prepaid(self) -> bool:
+        """Whether somebody answers by a bundle."""
+        return len(self.live) < len(self.parties)
+
+    @property
     def ahead(self) -> bool:
         """Whether somebody has to be waited for, so that a family's chain should ask for all it needs ahead.
 

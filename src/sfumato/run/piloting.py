@@ -17,6 +17,7 @@ from sfumato.model.base import theta_of
 from sfumato.planner import Plan, run_pilot
 from sfumato.planner.advice import ways_out
 from sfumato.planner.belief import Belief
+from sfumato.planner.forecast import EstimateForecast, forecast_estimate
 from sfumato.planner.making import PILOT_SHARE
 from sfumato.planner.pilot import DOUBT, FORGIVEN
 from sfumato.run.journal import Journal
@@ -47,7 +48,11 @@ class NextPilot(NamedTuple):
     share: float | None = None
 
     def check_needed(self, terms: Terms) -> None:
-        """Refuse words that would not be heard: the pilot has arrived, and its chain is what goes on."""
+        """Refuse words that would not be heard: the pilot has arrived and its chain goes on, or there will be no chain."""
+        if terms.estimate and not (self.guess is None and self.share is None):
+            raise InvalidInput(
+                "guess= and pilot_share= are for a run with chains, and this is an estimate; leave them out."
+            )
         if terms.plan is not None and not (self.guess is None and self.share is None):
             raise InvalidInput(
                 "guess= and pilot_share= are for a run whose pilot did not arrive, and the pilot of this one has; leave them out."
@@ -109,29 +114,32 @@ def find_start(
     return Found(belief, about | {"error": belief.error, "lost": release.lost})
 
 
-def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Journal | None) -> None:
-    """Stop before the chain spends if the pilot has not arrived.
+def refuse_unless_arrived(plan: Plan, found: Found, kept: Journal | None, study: Study | None = None) -> None:
+    """Stop before the chain spends if the pilot has not arrived; of the `study` it is forecast what an estimate would give.
 
     Raises
     ------
     NotArrived
         With what is left, and how to go on.
     """
+    about = found.about
     if about.get("arrived", True):
         return
     spent = about["share"]
     numbers = {"off_by": about["off_by"], "spent": spent * plan.mu**2, "left": (1 - spent) * plan.mu**2}
     paid = f"{spent:.1%} of the budget (epsilon={plan.epsilon:g}, delta={plan.delta:g}) is spent, the rest is left."
     limit, wanted = about["limit"], plan.enough_ess
+    estimate = None if study is None else _forecast(study, found.belief, (1 - spent) * plan.mu**2)
+    words = replace(plan, estimate=estimate).instead(spent)
+    offer = {"limit": limit, "estimate": estimate, "instead": words, **numbers}
     if about["early"] or limit < wanted / DOUBT:
         epsilon, n = plan.would_do(wanted / limit)
         when = " early on" if about["early"] else ""
         raise NotArrived(
             f"a chain needs {wanted:g} effective draws in all, and the pilot saw{when} that no sampler can get more "
             f"than about {limit:.2g} from this budget. {paid}",
-            f"{ways_out(epsilon, n, plan.hint, fewer_chains=plan.fewer_chains_would_do)} force=True samples all the same.",
-            limit=limit,
-            **numbers,
+            f"{words}{ways_out(epsilon, n, plan.hint, fewer_chains=plan.fewer_chains_would_do)} force=True samples all the same.",
+            **offer,
         )
     way_on = (
         f"Go on with sf.resume({str(kept.folder)!r}, data, guess=...) if you know roughly where the parameters are, or with "
@@ -147,7 +155,11 @@ def refuse_unless_arrived(plan: Plan, about: Mapping[str, Any], kept: Journal | 
     )
     raise NotArrived(
         f"a chain starts near the posterior, and the pilot {where}. {paid}",
-        f"{way_on}; a larger epsilon, more records or a tighter domain help too. force=True samples all the same.",
-        limit=limit,
-        **numbers,
+        f"{way_on}; a larger epsilon, more records or a tighter domain help too. {words}force=True samples all the same.",
+        **offer,
     )
+
+
+def _forecast(study: Study, belief: Belief, mu_squared: float) -> EstimateForecast:
+    with jax.enable_x64(True):
+        return forecast_estimate(study, belief, mu_squared)

@@ -513,7 +513,7 @@ def _beside_bundles(opened: Opened, plan: Plan, terms: Terms, share: float) -> P
     choice = choose_beside_copies(task.for_share(share), copies, AUTO if terms.kernel == ANY_WALK else terms.kernel)
     return replace(
         plan, kernel=choice.kernel, matrix=choice.matrix, step=choice.step, sigma=choice.sigma, forecast_ess=choice.ess,
-        iterations=choice.iterations,
+        iterations=choice.iterations, estimate=None,
     )  # fmt: skip
 
 
@@ -545,7 +545,7 @@ def run_pilots(
         study, plan, release, terms.pilots, bound=access.theta_bound, others=tuple(domains.values()), force=terms.force
     )
     if not terms.force:
-        refuse_unless_arrived(plan, found.about, kept)
+        refuse_unless_arrived(plan, found, kept, None if opened.prepaid else study)
     access.forget()
     pilot = found.about | about | ({"lost": 0} if several else {})  # owners give the answer again that they gave
     mu = set_shares(opened, relative_widths([opened.studies[i] for i in opened.live], found.belief))
@@ -564,7 +564,7 @@ def _noise_shares(opened: Opened) -> dict[str, float]:
 
 def _refuse_after_pilot(plan: Plan, pilot: Mapping[str, Any]) -> None:
     try:
-        plan.refuse_if_weak()
+        plan.refuse_if_weak(pilot["share"])
     except PlanTooWeak as error:
         raise PlanTooWeak(
             f"{error} (The pilot was paid for: {pilot['share']:.0%} of the budget is spent.)", plan

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -225,6 +227,24 @@ def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path
     pq.write_table(pa.table({"y": 1 - y}), tmp_path / "t.parquet", row_group_size=500)
     with pytest.raises(CheckpointError, match="not the records"):
         sf.resume(tmp_path / "run", one, model=sf.families.Bernoulli())
+
+
+def test_an_estimate_of_a_table_on_ray_is_that_of_its_records(cluster, tmp_path, monkeypatch):
+    y = (np.random.default_rng(2).random(4000) < 0.3).astype(np.int8)
+    pq.write_table(pa.table({"y": y}), tmp_path / "t.parquet", row_group_size=500)
+    monkeypatch.setenv("SFUMATO_STATE", str(tmp_path / "state"))
+
+    def coin(y):
+        p = numpyro.sample("p", dist.Beta(1, 1))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("obs", dist.Bernoulli(p), obs=y)
+
+    given = {"epsilon": 0.5, "delta": 1e-6, "domain": {"y": sf.Binary()}, "progress": False, "seed": 0}
+    table = sf.RayTable(tmp_path / "*.parquet", workers=2)
+    found = sf.estimate(coin, table, checkpoint=tmp_path / "kept", **given)
+    assert abs(found.draws["p"].mean() - y.mean()) < 5 * found.draws["p"].std() < 0.2
+    again = sf.resume(tmp_path / "kept", table, model=coin, progress=False)
+    np.testing.assert_array_equal(again.draws["p"], found.draws["p"])
 
 
 def test_pieces_are_dealt_out_by_bytes(folder):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sfumato.analysis.diagnostics import Row, series, shown_rows
-from sfumato.analysis.report import html, sections, svg, words
+from sfumato.analysis.report import estimate, html, sections, svg, words
 from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT
 from sfumato.kernel import asks_first
 from sfumato.tools.version import __version__
@@ -33,6 +33,7 @@ def page(run: "Run", title: str) -> str:
         sections.banner(run),
         sections.promise(run),
         _posterior(run, rows),
+        _heard(run),
         _pictures(run, rows),
         _spending(run, rows),
         sections.pilot(run),
@@ -49,8 +50,7 @@ def _head(run: "Run", title: str) -> str:
         ("delta", f"{privacy.delta:g}"),
         ("draws", f"{_chains(run)} × {run.iterations:,}"),
     ]
-    cells = "".join(f"<div><dt>{label}</dt><dd>{value}</dd></div>" for label, value in facts)
-    return f'<header><p class="brand">sfumato</p><h1>{escape(title)}</h1><dl class="facts">{cells}</dl></header>'
+    return sections.head(title, facts)
 
 
 def _posterior(run: "Run", rows: Sequence[Row]) -> str:
@@ -80,6 +80,14 @@ def _posterior(run: "Run", rows: Sequence[Row]) -> str:
     return html.section(
         "What was learnt", f'{nothing}<div class="greyed">{html.table(heads, lines)}</div><p class="small">{legend}</p>'
     )
+
+
+def _heard(run: "Run") -> str:
+    """Of an unusable run, what its releases say all the same."""
+    if run.heard is None:
+        return ""
+    text = html.paragraphs([run.heard.label, *run.heard.verdict.reasons[1:]])
+    return html.section("What the releases say all the same", text + estimate.table(run.heard))
 
 
 def _pictures(run: "Run", rows: Sequence[Row]) -> str:

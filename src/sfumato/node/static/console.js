@@ -130,6 +130,10 @@ function drawRates(rates) {
   $("rate-text").textContent = `The last sixty seconds; at most ${number(most)} a second. ${state.connections} connection${state.connections === 1 ? "" : "s"} open.`;
 }
 
+function shortRun(run) {
+  return run.startsWith("estimate-") ? `estimate ${run.slice(9, 17)}` : run.slice(0, 8);
+}
+
 function draw() {
   $("name").textContent = state.name;
   document.title = `${state.paused ? "Paused: " : ""}${state.name} · sfumato node`;
@@ -141,7 +145,7 @@ function draw() {
   drawCurve(state.budget, state.curve);
   drawRates(state.rates);
   rows("runs", state.runs.map((run) => [
-    cell(run.study), cell(run.analyst), cell(run.run.slice(0, 8)), cell(when(run.opened)),
+    cell(run.study), cell(run.analyst), cell(shortRun(run.run)), cell(when(run.opened)),
     cell(run.answers.toLocaleString("en")), cell(spent(run.budget)), cell(run.state, run.state === "connected" ? "good" : "none"),
   ]), "No run has been opened yet.", 7);
   rows("tokens", state.tokens.map((line) => {
