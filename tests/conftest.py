@@ -69,11 +69,7 @@ QUICK = (
     "docs/test_docs.py::test_links",
     "docs/test_docs.py::test_every",
     "docs/test_docs.py::test_the_reference",
-    "test_golden.py::test_a_run_is_what_it_was[table-categorical-guided]",
-    "test_golden.py::test_a_run_is_what_it_was[table-model-langevin]",
-    "test_golden.py::test_a_run_is_what_it_was[owners-categorical-langevin]",
-    "test_golden.py::test_a_run_is_what_it_was[bundle-categorical-guided]",
-    "test_golden.py::test_a_run_is_what_it_was[node-bern-guided]",
+    "test_golden.py",
 )
 """What `--quick` keeps: the rules that are not negotiable, the money, what survives, and a golden run of each road."""
 
