@@ -23,8 +23,7 @@ from sfumato.model.derivatives import matrix_to_triangle
 from sfumato.owners.bundle import Bundle
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.protocol.questions import WALK, Agreed, Facts, Linear, Question, Ratio, Release, Reply, Statistic, Terms
-from sfumato.vault.lattice import SUM_LIMIT
-from sfumato.vault.queries.vector import StatisticSum, statistic_sum
+from sfumato.vault.lattice import SUM_LIMIT, box_of
 
 Array: TypeAlias = Any
 GAMMA = 2.0**-40
@@ -120,10 +119,12 @@ class BundleDoor:
                 "kernel to the plan."
             )
         matrix = np.array(terms.matrix)
-        query = statistic_sum(self._family, matrix, terms.proposal_gamma, self._bundle.n)
+        box = box_of(
+            *self._family.known_ranges(matrix.T), terms.proposal_gamma
+        )  # as live owners take it off every record
         split = SplitCopy(self.xi / self._averaged * matrix.T @ matrix, terms.proposal_sigma**2)
-        self._halves = _Halves(query, split)
-        return Agreed(middle=query.box.middle.tolist())
+        self._halves = _Halves(matrix, terms.proposal_gamma, self._bundle.n * box.middle, split)
+        return Agreed(middle=box.middle.tolist())
 
     def ask(self, query_id: str, question: Question) -> Reply:
         """Answer from the next copies; the same id again gives the same answer."""
@@ -172,26 +173,25 @@ class BundleDoor:
     def _statistic(self, query_id: str, step: int, count: int, halves: "_Halves") -> Reply:
         """First halves, as live owners give statistics: whole numbers, less the middle of every record's range."""
         if not halves.have(step, count):
-            whitened = self._means(step, count) @ halves.query.matrix
+            whitened = self._means(step, count) @ halves.matrix
             public = [split_noise(self._seed, self._position, step + i, whitened.shape[1:]) for i in range(count)]
-            halves = self._halves = _Halves(halves.query, halves.split, step, *halves.split(whitened, np.stack(public)))
+            first, second = halves.split(whitened, np.stack(public))
+            halves = self._halves = halves._replace(step=step, first=first, second=second)
         first = halves.first[step - halves.step :][:count]
-        shift = self._bundle.n * np.asarray(halves.query.box.middle)
-        numbers = np.rint(first / halves.query.gamma).astype(np.int64) - shift
+        numbers = np.rint(first / halves.gamma).astype(np.int64) - halves.shift
+        width = float(np.linalg.norm(halves.matrix, 2)) * self._bundle.sensitivity
         return Reply(
-            id=query_id, gamma=halves.query.gamma, numbers=numbers.ravel().tolist(), widths=[halves.query.moved],
-            answered=[True], quanta=0,
-        )  # fmt: skip
+            id=query_id, gamma=halves.gamma, numbers=numbers.ravel().tolist(), widths=[width], answered=[True], quanta=0
+        )
 
     def _linear(self, query_id: str, step: int, question: Linear, halves: "_Halves") -> Reply:
         """Corrections by the second halves of the step's copies; their noise is the same for the opposite direction."""
         if not halves.have(step, 1):
             raise InvalidInput(f"a correction follows its step's statistic, and that of step {step} was not asked for.")
-        along, query = np.array(question.direction), halves.query
-        shift = self._bundle.n * np.asarray(query.box.middle) * query.gamma
-        value = -np.sum(along * (halves.second[step - halves.step] - shift), axis=1)
+        along = np.array(question.direction)
+        value = -np.sum(along * (halves.second[step - halves.step] - halves.shift * halves.gamma), axis=1)
         sigma = np.sqrt(np.einsum("ci,ij,cj->c", along, halves.split.second_covariance, along))
-        widths = np.linalg.norm(along @ query.matrix.T, axis=1) * self._bundle.sensitivity
+        widths = np.linalg.norm(along @ halves.matrix.T, axis=1) * self._bundle.sensitivity
         return self._scalars(query_id, question.asked, value, sigma, widths)
 
     def _scalars(self, query_id: str, asked: list[bool], value: Array, sigma: Array, widths: Array) -> Reply:
@@ -226,9 +226,11 @@ class BundleDoor:
 
 
 class _Halves(NamedTuple):
-    """How Langevin's copies are whitened and split, and both halves of those of some steps from `step` on."""
+    """How Langevin's copies are whitened, shifted and split, and both halves of those of some steps from `step` on."""
 
-    query: StatisticSum
+    matrix: np.ndarray
+    gamma: float
+    shift: np.ndarray
     split: SplitCopy
     step: int = 0
     first: np.ndarray = np.zeros((0, 0, 0))

@@ -26,7 +26,8 @@ from sfumato.vault.closed import closed
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.memory import release_memory
 from sfumato.vault.noise import NoisePool, Source, source_for
-from sfumato.vault.queries.vector import Box, StatisticSum
+from sfumato.vault.lattice import Box
+from sfumato.vault.queries.vector import StatisticSum
 from sfumato.vault.records import Records
 
 NUMBERS = 1 << 16
