@@ -37,7 +37,7 @@ quick: setup
 
 check: lint types test
 
-# The node killed with -9 two hundred times, at planted and at random moments: about twenty minutes.
+# The node killed with -9 two hundred times, at planted and at random moments: about ten minutes.
 chaos: setup
 	SFUMATO_CHAOS_ROUNDS=200 $(BIN)/pytest -n 0 -s tests/chaos/test_node.py -k kill_nine
 

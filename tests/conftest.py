@@ -1,10 +1,11 @@
 """Its presence puts this folder on the import path, so that tests can say `from helpers import ...`.
 
 Two thirds of the suite's time would be XLA compiling programs that run for a moment. Its older emitters, at the lowest level that
-still vectorises, take a third of the time (``XLA_FLAGS= make test`` tests what a user runs). And what one test compiled, the
-next one finds: kept beside the sources, keyed by program and version, so that both workers share it and a second run is faster.
-Of the rest, a few per cent would be notes on where in the sources each operation came from, which nobody reads here, and
-looking for garbage, of which there is next to none among a million small objects that stay.
+still vectorises, take a third of the time (``XLA_FLAGS= make test`` tests what a user runs), and a fifth less if no program is
+cut into parts for several threads. And what one test compiled, the next one finds: kept beside the sources, keyed by program and
+version, so that both workers share it and a second run is faster. Of the rest, a few per cent would be notes on where in the
+sources each operation came from, which nobody reads here, and looking for garbage, of which there is next to none among a million
+small objects that stay.
 
 JAX keeps every compiled program and every trace for as long as its process lives, and a worker that kept all of them would grow
 to several GB. Between two files of tests a worker that has grown drops them: the next file needs few of them, and finds those in
@@ -20,7 +21,10 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1",
+)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".jax-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -69,11 +73,7 @@ QUICK = (
     "docs/test_docs.py::test_links",
     "docs/test_docs.py::test_every",
     "docs/test_docs.py::test_the_reference",
-    "test_golden.py::test_a_run_is_what_it_was[table-categorical-guided]",
-    "test_golden.py::test_a_run_is_what_it_was[table-model-langevin]",
-    "test_golden.py::test_a_run_is_what_it_was[owners-categorical-langevin]",
-    "test_golden.py::test_a_run_is_what_it_was[bundle-categorical-guided]",
-    "test_golden.py::test_a_run_is_what_it_was[node-bern-guided]",
+    "test_golden.py",
 )
 """What `--quick` keeps: the rules that are not negotiable, the money, what survives, and a golden run of each road."""
 

@@ -1,4 +1,4 @@
-"""Every way to run, with noise that repeats: what a rebuilding must not change.
+"""One run of each road (table, owners, bundle, a mix, a node), with noise that repeats: what a rebuilding must not change.
 
 A case is a whole run through the public interface. The two noise sources are replaced by a stream that follows from their scale
 alone, so that a case gives the same numbers whoever draws first. `PYTHONPATH=tests python tests/golden/golden_cases.py [NAME]`
@@ -10,9 +10,8 @@ import os
 import re
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -33,9 +32,7 @@ LOGISTIC = {"x": X, "y": (RNG.random(N) < 1 / (1 + np.exp(-0.3 - X @ np.array([1
 DOMAIN = {"x": sf.Box(-1, 1, shape=(2,)), "y": sf.Binary()}
 FLIPS = {"y": (RNG.random(N) < 0.3).astype(int)}
 LABELS = {"y": RNG.integers(0, 3, N)}
-HEIGHTS = {"y": np.clip(RNG.normal(1.0, 1.5, N), -6, 6)}
 BERNOULLI, CATEGORICAL = sf.families.Bernoulli(), sf.families.Categorical(3)
-NORMAL = sf.families.Normal(scale=1.5, lower=-6.0, upper=6.0)
 PROMISE: dict[str, Any] = {"epsilon": 4.0, "delta": 1e-6}
 ASKED: dict[str, Any] = {"chains": 2, "seed": 3, "max_iterations": 30, "force": True, "progress": False}
 
@@ -88,122 +85,33 @@ def _sampled(name: str, model: Any, data: Any, **options: Any) -> None:
     CASES[name] = lambda folder: sf.sample(model, data(folder) if callable(data) else data, **ASKED | options)
 
 
-WALKS = ("random-walk", "componentwise", "guided")
-for walk in (*WALKS, "langevin"):
-    _sampled(f"table-model-{walk}", logistic, LOGISTIC, domain=DOMAIN, kernel=walk, **PROMISE)
-    _sampled(f"table-categorical-{walk}", CATEGORICAL, LABELS, kernel=walk, **PROMISE)
-    _sampled(f"owners-model-{walk}", logistic, lambda _: parts(LOGISTIC), domain=DOMAIN, kernel=walk)
-    _sampled(f"owners-categorical-{walk}", CATEGORICAL, lambda _: parts(LABELS), kernel=walk)
-_sampled("table-bernoulli-auto", BERNOULLI, FLIPS, **PROMISE)
-_sampled("table-normal-langevin", NORMAL, HEIGHTS, kernel="langevin", **PROMISE)
-_sampled("table-model-no-pilot", logistic, LOGISTIC, domain=DOMAIN, kernel="guided", pilot_share=0.0, **PROMISE)
-_sampled("table-model-clip", logistic, LOGISTIC, domain=DOMAIN, sensitivity=sf.Clip(0.2), kernel="guided", **PROMISE)
-_sampled("table-model-float32", logistic, LOGISTIC, domain=DOMAIN, precision="float32", **PROMISE)
-_sampled("table-model-truncated", logistic, LOGISTIC, domain=DOMAIN, truncate=0.05, **PROMISE)
-_sampled("owner-model-langevin", logistic, lambda _: parts(LOGISTIC)[:1], domain=DOMAIN, kernel="langevin")
+_sampled("table-categorical-guided", CATEGORICAL, LABELS, kernel="guided", **PROMISE)
+_sampled("table-model-langevin", logistic, LOGISTIC, domain=DOMAIN, kernel="langevin", **PROMISE)
+_sampled("owners-categorical-langevin", CATEGORICAL, lambda _: parts(LABELS), kernel="langevin")
 
 
-@case("table-model-spent")
-def table_until_spent(folder: Path) -> sf.Run:
-    """Until the budget ends in the middle of a chunk."""
-    asked = ASKED | {"max_iterations": 4_000, "chains": 3}
-    return sf.sample(logistic, LOGISTIC, domain=DOMAIN, kernel="langevin", epsilon=0.4, delta=1e-6, **asked)
-
-
-@case("owners-model-spent")
-def owners_until_spent(folder: Path) -> sf.Run:
-    two = parts(LOGISTIC)
-    for owner in two:
-        owner.epsilon = 0.3
-    asked = ASKED | {"max_iterations": 4_000}
-    return sf.sample(logistic, two, domain=DOMAIN, kernel="langevin", **asked)
-
-
-@case("table-model-resumed")
-def resumed_table(folder: Path) -> sf.Run:
-    return _resumed(folder, lambda: LOGISTIC, **PROMISE)
-
-
-@case("owners-model-resumed")
-def resumed_owners(folder: Path) -> sf.Run:
-    return _resumed(folder, lambda: parts(LOGISTIC))
-
-
-def _resumed(folder: Path, data: Callable[[], Any], **promise: Any) -> sf.Run:
-    """A run whose folder lost its last half, as if it had been killed there; its noise starts afresh."""
-    kept, asked = folder / "checkpoint", ASKED | {"max_iterations": 96}
-    sf.sample(logistic, data(), domain=DOMAIN, kernel="guided", checkpoint=kept, **promise, **asked)
-    chunks = sorted(kept.glob("chunk-*.npz"))
-    assert len(chunks) > 1
-    for chunk in chunks[len(chunks) // 2 :]:
-        chunk.unlink()
-    return sf.resume(kept, data(), model=logistic, progress=False)
-
-
-def released(family: Any, table: Any, name: str, copies: int = 400) -> sf.Bundle:
+def released(family: Any, table: Any, copies: int = 400) -> sf.Bundle:
     return sf.release(family, table, copies=copies, progress=False, **PROMISE)
 
 
-for walk in WALKS:
-    _sampled(f"bundle-categorical-{walk}", CATEGORICAL, lambda _: released(CATEGORICAL, LABELS, "one"), kernel=walk)
+_sampled("bundle-categorical-guided", CATEGORICAL, lambda _: released(CATEGORICAL, LABELS), kernel="guided")
 
 
-@case("bundles-normal-auto")
-def two_bundles(folder: Path) -> sf.Run:
-    first, second = ({"y": HEIGHTS["y"][rows]} for rows in (slice(0, 2_500), slice(2_500, None)))
-    bundles = [released(NORMAL, first, "one"), released(NORMAL, second, "two", 300)]
-    return sf.sample(NORMAL, bundles, **ASKED)
-
-
-@case("mix-bernoulli-guided")
+@case("mix-bernoulli-langevin")
 def bundle_beside_owner(folder: Path) -> sf.Run:
     first, second = ({"y": FLIPS["y"][rows]} for rows in (slice(0, 2_500), slice(2_500, None)))
-    bundle = released(BERNOULLI, first, "one")
-    return sf.sample(BERNOULLI, [sf.Owner(second, name="birch", **PROMISE), bundle], kernel="guided", **ASKED)
+    owners = [sf.Owner(second, name="birch", **PROMISE), released(BERNOULLI, first)]
+    return sf.sample(BERNOULLI, owners, kernel="langevin", **ASKED)
 
 
-def _on_node(name: str, study: str, kernel: str, owners: int) -> None:
-    def run(folder: Path) -> sf.Run:
-        from node_helpers import YES, load, prepare, threaded
+@case("node-bern-guided")
+def on_a_node(folder: Path) -> sf.Run:
+    from node_helpers import YES, load, prepare, threaded
 
-        with ExitStack() as stack:
-            found = []
-            for i in range(owners):
-                place = folder / f"node-{i}"
-                tokens = prepare(place, name=f"node {i}", values=YES[i::owners])
-                running = stack.enter_context(threaded(place))
-                found.append(sf.connect(running.url, token=tokens["alice"]))
-            return sf.sample(load(folder / "node-0", study), found, kernel=kernel, **PROMISE, **ASKED)
-
-    CASES[name] = run
-
-
-for study in ("coin", "bern"):
-    for kernel in ("guided", "langevin"):
-        _on_node(f"node-{study}-{kernel}", study, kernel, 1)
-        _on_node(f"nodes-{study}-{kernel}", study, kernel, 2)
-
-
-def _on_ray(kernel: str) -> None:
-    def run(folder: Path) -> sf.Run:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        columns = {f"x_{i}": X[:, i] for i in range(2)} | {"y": LOGISTIC["y"]}
-        pq.write_table(pa.table(columns), folder / "table.parquet", row_group_size=900)
-        table = sf.RayTable(folder / "*.parquet", workers=2)
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return sf.sample(
-                logistic, table, domain=DOMAIN, kernel=kernel, columns={"x": ["x_0", "x_1"]}, **PROMISE, **ASKED
-            )
-
-    CASES[f"ray-model-{kernel}"] = run
-
-
-for kernel in ("guided", "langevin"):
-    _on_ray(kernel)
+    tokens = prepare(folder / "node", name="node 0", values=YES)
+    with threaded(folder / "node") as running:
+        owner = sf.connect(running.url, token=tokens["alice"])
+        return sf.sample(load(folder / "node", "bern"), [owner], kernel="guided", **PROMISE, **ASKED)
 
 
 # -- what is written down -----------------------------------------------------------------------------------------------

@@ -216,13 +216,13 @@ def test_nothing_of_the_vault_can_be_printed_copied_or_pickled():
 
 PUBLIC = """
 blocks.Evaluation engine.Engine engine.Query gaussian._Envelope
-gaussian.ExactSource identity.Digested lattice.Clamp ledger.account.Account ledger.account.Block
+gaussian.ExactSource identity.Digested lattice.Box lattice.Clamp ledger.account.Account ledger.account.Block
 ledger.account.Level ledger.answers.Answer ledger.book.AccountState ledger.book.Ledger ledger.chain.Head ledger.chain.Row
 ledger.journal._Known ledger.journal.Journal ledger.journal.JournalledAccount ledger.store.Store ledger.verify.Verification
 ledger.verify._Account ledger.verify._Block ledger.verify._Batch ledger.verify._Replay noise.Source noise.OpenDPSource
 queries.base.Answer queries.base.Rounds queries.linear.Corrections queries.linear.LangevinSource queries.linear.Linear
 queries.linear.WalkSource queries.ratio.CoveredRatioSum queries.ratio.RatioSource queries.ratio.RatioSum
-queries.remainder.RemainderSource queries.remainder.RemainderSum queries.vector.Box queries.vector.PilotSum
+queries.remainder.RemainderSource queries.remainder.RemainderSum queries.vector.PilotSum
 queries.vector.ScoreSum queries.vector.StatisticSum
 ray_table.RayTable shards.Piece shards.Shard statistics.Terms statistics.Shape vault.Chunk vault.LoopSource
 """

@@ -1,6 +1,7 @@
 """Counting the kinds of record of a finite domain: the same sums, and a cost that says nothing about the records."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato.domain import Domain, namespace
 from sfumato.kernel import Guided, PublicStream, State
 from sfumato.study.target import make_study
 from sfumato.vault import counting, records
@@ -55,6 +57,33 @@ def test_vectors_of_whole_numbers_are_not_mixed_up():
     assert (
         counting.count_records(records.load({"x": np.zeros((9, 2)), "y": np.zeros(9)}, domain), domain).counts is None
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Score(Domain):
+    """Minus one, zero or two: whole numbers, and not all of those between its ends."""
+
+    kind: ClassVar[str] = "score-of-three"
+    discrete: ClassVar[bool] = True
+
+    @property
+    def shape(self):
+        return ()
+
+    def clamp(self, values):
+        xp = namespace(values)
+        return xp.where(values > 1, 2.0, xp.where(values < -0.5, -1.0, 0.0)).astype(values.dtype)
+
+    def support(self, direction):
+        return namespace(direction).maximum(-direction, 2 * direction)
+
+
+def test_a_domain_that_is_not_all_of_its_box_is_not_listed():
+    """A kind of record that cannot be would be evaluated, with count zero: outside of what was proven."""
+    domain = {"score": Score(), "y": sf.Binary()}
+    loaded = records.load({"score": np.tile([-1, 0, 2], 50), "y": np.zeros(150)}, domain)
+    assert counting.possible_records(domain) is None
+    assert counting.count_records(loaded, domain).counts is None
 
 
 def test_rows_do_not_depend_on_the_records():

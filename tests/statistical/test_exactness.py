@@ -79,8 +79,10 @@ def p_values(case: str, kernel: str, sigma: float = 1.3, source=None) -> list[fl
     return moment_p_values(draws[BURN:, :, 0], points, weight)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("case", CASES)
+# Every likelihood once, every walk at least once: a likelihood does not know which walk asks.
+@pytest.mark.parametrize(
+    ("case", "kernel"), zip(CASES, ["random-walk", "componentwise", "guided", "guided"], strict=True)
+)
 def test_the_chain_draws_from_the_grid_posterior(case, kernel):
     assert min(p_values(case, kernel)) > FALSE_ALARM / 4
 

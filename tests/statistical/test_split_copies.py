@@ -10,7 +10,7 @@ import sfumato as sf
 from helpers import CAUGHT, FALSE_ALARM
 from sfumato.families.langevin import public_part
 from sfumato.kernel import Langevin, PublicStream, State
-from sfumato.kernel.langevin import split_copy
+from sfumato.kernel.langevin import SplitCopy
 from sfumato.kernel.loop import compile_loop
 from sfumato.run.copies import Corrections, TwoCopies
 from sfumato.study.target import make_study
@@ -22,27 +22,40 @@ STUDY = make_study(FAMILY, kernel="langevin")
 POSTERIOR = stats.beta(1 + Y.sum(), 1 + N - Y.sum())
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 16.0])
-@pytest.mark.parametrize("variance", [0.01, 3.0])
-def test_the_two_copies_are_independent_and_lose_nothing(variance, ratio):
+ROUND = 0.01 * np.eye(2)
+LONG = np.array([[3.0, 1.2], [1.2, 0.7]])
+
+
+@pytest.mark.parametrize(("covariance", "variance"), [(ROUND, 0.03), (ROUND, 0.010001), (LONG, 3.6), (LONG, 90.0)])
+def test_the_two_copies_are_independent_and_lose_nothing(covariance, variance):
     """Both are linear in the copy's noise and the public one: their covariance is read off the matrix, without sampling."""
-    unit = np.eye(2)
-    rows = np.array(split_copy(unit[0] * variance**0.5, unit[1], variance, ratio))  # from two standard normals
-    covariance = rows @ rows.T
-    assert covariance[0, 1] == pytest.approx(0.0, abs=1e-12 * variance)
-    assert covariance[0, 0] == pytest.approx(variance * (1 + 1 / ratio))
-    assert covariance[1, 1] == pytest.approx(variance * (1 + ratio))
-    assert 1 / covariance[0, 0] + 1 / covariance[1, 1] == pytest.approx(1 / variance)
-    assert np.array_equal(
-        split_copy(np.array(7.0), np.array(0.0), variance, ratio), [7.0, 7.0]
-    )  # both are copies of the sum
+    split, zero, root = SplitCopy(covariance, variance), np.zeros((2, 2)), np.linalg.cholesky(covariance)
+    rows = [np.concatenate(pair) for pair in zip(split(root.T, zero), split(zero, np.eye(2)), strict=True)]
+    first, second = rows  # from four standard normals, a row for each
+    scale = float(np.abs(covariance).max())
+    np.testing.assert_allclose(first.T @ second, 0.0, atol=1e-9 * scale)
+    np.testing.assert_allclose(first.T @ first, variance * np.eye(2), atol=1e-9 * scale)
+    np.testing.assert_allclose(second.T @ second, split.second_covariance, rtol=1e-6)
+    precisions = np.eye(2) / variance + np.linalg.inv(split.second_covariance)
+    np.testing.assert_allclose(precisions, np.linalg.inv(covariance), rtol=1e-6)
+    assert np.array_equal(split(np.full(2, 7.0), np.zeros(2)), np.full((2, 2), 7.0))  # both are copies of the sum
 
 
-def p_values(ratio=8.0, split=split_copy, copies_a_step=1):
+@pytest.mark.parametrize("variance", [3.0, 3.51, np.nan])
+def test_the_first_copy_must_be_the_noisier_one_in_every_direction(variance):
+    with pytest.raises(sf.errors.InvalidInput, match="average more copies"):
+        SplitCopy(LONG, variance)
+
+
+def isotropic(copy, normal, variance, ratio):
+    return SplitCopy(variance * np.eye(1), variance * (1 + 1 / ratio))(copy, normal)
+
+
+def p_values(ratio=8.0, split=isotropic, copies_a_step=1):
     """t-tests across independent chains of mean, spread and tails of p against the Beta posterior."""
     step = 4 * copies_a_step / (XI * (1 + 1 / ratio))
     public = public_part(FAMILY, STUDY.model, N)
-    kernel = Langevin(np.eye(1), step, public, copy_sigma=float(np.sqrt(4 * ratio / step)), split=True)
+    kernel = Langevin(np.eye(1), step, public, copy_sigma=float(np.sqrt(4 * ratio / step)), averaged=1)
     stream, rng = PublicStream(2, CHAINS), np.random.default_rng(8)
     draws = stream.peek(kernel, STEPS)
     noise = rng.normal(0, np.sqrt(XI / copies_a_step), (STEPS, CHAINS, 1))
@@ -70,7 +83,7 @@ def test_with_one_copy_in_both_places_it_is_not():
     """The copy that moves the chain decides as well: its noise is the proposal's."""
 
     def twice(copy, normal, variance, ratio):
-        first, _ = split_copy(copy, normal, variance, ratio)
+        first, _ = isotropic(copy, normal, variance, ratio)
         return first, first
 
     assert min(p_values(1.0, split=twice)) < CAUGHT
@@ -78,7 +91,7 @@ def test_with_one_copy_in_both_places_it_is_not():
 
 def test_with_a_variance_that_is_not_the_copies_it_is_not():
     def wrong(copy, normal, variance, ratio):
-        return split_copy(copy, normal, 3 * variance, ratio)
+        return isotropic(copy, normal, 3 * variance, ratio)
 
     assert min(p_values(8.0, split=wrong)) < CAUGHT
 

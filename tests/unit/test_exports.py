@@ -26,7 +26,7 @@ def test_the_users_process_keeps_its_own_precision():
         "    p = numpyro.sample('p', dist.Beta(1., 1.))\n"
         "    with numpyro.plate('n', y.shape[0]): numpyro.sample('y', dist.Bernoulli(probs=p), obs=y)\n"
         "sf.sample(m, {'y': np.arange(400) % 2}, domain={'y': sf.Binary()}, epsilon=2, delta=1e-5, force=True,"
-        " max_iterations=20, chains=1, seed=0)\n"
+        " max_iterations=20, chains=1, seed=0, kernel='guided')\n"
         "print(jnp.ones(1).dtype)"
     )
     # Defined in a string, the model has no source file; that must not matter.

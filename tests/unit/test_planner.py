@@ -73,7 +73,7 @@ def achieved_ess(run):
 @pytest.mark.parametrize("case", CASES)
 def test_the_forecast_holds(case):
     model, domain, data, epsilon = CASES[case]
-    settings = {"domain": domain, "epsilon": epsilon, "delta": 1e-6, "chains": 4, "max_iterations": 6_000}
+    settings = {"domain": domain, "epsilon": epsilon, "delta": 1e-6, "chains": 4, "max_iterations": 3_000}
     before = sf.plan(model, n=len(data["y"]), **settings)
     run = sf.sample(model, data, seed=11, force=True, **settings)
     achieved = achieved_ess(run)
@@ -107,9 +107,8 @@ def test_the_pilot_hears_most_records_where_the_corners_say_least():
     x = rng.uniform(-1, 1, 40_000)
     data = {"x": x, "y": (0.5 * x + 0.7 * rng.standard_t(4, 40_000)).clip(-6, 6)}
     domain = {"x": sf.Interval(-1, 1), "y": sf.Interval(-6, 6)}
-    run = sf.sample(
-        student, data, domain=domain, epsilon=4.0, delta=1e-6, chains=2, seed=1, max_iterations=50, force=True
-    )
+    settings = {"kernel": "guided", "chains": 2, "seed": 1, "max_iterations": 50, "force": True}
+    run = sf.sample(student, data, domain=domain, epsilon=4.0, delta=1e-6, **settings)
     information = np.array([(x**2).sum() * 5 / 7 / 0.7**2, len(x) * 8 / 7])  # Fisher's, of slope and log scale
     start = (run.transcript["theta"][:, 0].mean(0) - [0.5, np.log(0.7)]) * np.sqrt(information)
     assert np.all(np.abs(start) < 2 + 1 + 2)  # the pilot's, the starts' own, that of the truth and of the tails cut off
@@ -141,33 +140,36 @@ def test_a_weak_plan_says_what_place_it_rests_on_and_asks_for_a_guess():
             mixture, n=30_000, domain={"y": sf.Interval(-4, 4)}, epsilon=4.0, delta=1e-6, kernel="guided", **guess
         )
 
+    found, guessed = plan(), plan(guess={"mean": [-1.0, 1.0]})
     with pytest.raises(PlanTooWeak, match=r" a guess= .* rests on theta near the prior's median"):
-        replace(plan(), band=(0.0, 1.0)).refuse_if_weak()
-    found = plan()
+        replace(found, band=(0.0, 1.0)).refuse_if_weak()
     assert found.weak and not found.hopeless  # nothing where all means are alike; but most of the prior is elsewhere
-    assert not plan(guess={"mean": [-1.0, 1.0]}).weak  # which was indeed the way out
+    assert not guessed.weak  # which was indeed the way out
     with pytest.raises(PlanTooWeak, match=r" another guess= .* rests on theta near the guess given"):
-        replace(plan(guess={"mean": [-1.0, 1.0]}), forecast_ess=1.0, band=(0.1, 1.0)).refuse_if_weak()
-    with pytest.raises(PlanTooWeak) as found:  # after a pilot no guess is needed
-        replace(plan(), forecast_ess=1.0, band=None).refuse_if_weak()
-    assert "guess" not in str(found.value)
+        replace(guessed, forecast_ess=1.0, band=(0.1, 1.0)).refuse_if_weak()
+    with pytest.raises(PlanTooWeak) as caught:  # after a pilot no guess is needed
+        replace(found, forecast_ess=1.0, band=None).refuse_if_weak()
+    assert "guess" not in str(caught.value)
 
 
-def test_a_plan_promises_at_least_what_a_verdict_asks_for_however_few_the_chains():
-    plan = sf.plan(sf.families.Bernoulli(), n=3000, epsilon=0.8, delta=1e-6)
+@pytest.fixture(scope="module")
+def small():
+    return sf.plan(sf.families.Bernoulli(), n=3000, epsilon=0.8, delta=1e-6, chains=4)
+
+
+def test_a_plan_promises_at_least_what_a_verdict_asks_for_however_few_the_chains(small):
     for chains in (1, 2, 3, 4, 8):
         least = max(verdict.LEAST_ESS, verdict.LEAST_ESS_A_CHAIN * chains)
         with pytest.raises(PlanTooWeak) as caught:
-            replace(plan, chains=chains, forecast_ess=1.2 * least, band=None).refuse_if_weak()
-        replace(plan, chains=chains, forecast_ess=1.26 * least, band=None).refuse_if_weak()
+            replace(small, chains=chains, forecast_ess=1.2 * least, band=None).refuse_if_weak()
+        replace(small, chains=chains, forecast_ess=1.26 * least, band=None).refuse_if_weak()
         assert ("fewer chains" in str(caught.value)) == (chains > 4)  # else it is no way out
 
 
-def test_what_is_advised_after_a_pilot_is_more_than_what_was_refused():
-    plan = sf.plan(sf.families.Bernoulli(), n=3000, epsilon=0.8, delta=1e-6, chains=4)
+def test_what_is_advised_after_a_pilot_is_more_than_what_was_refused(small):
     for left, ess in ((0.9, 19.9), (0.9, 12.0), (1.0, 19.99)):
         with pytest.raises(PlanTooWeak) as caught:
-            replace(plan, mu=plan.mu * left**0.5, forecast_ess=ess, band=None).refuse_if_weak()
+            replace(small, mu=small.mu * left**0.5, forecast_ess=ess, band=None).refuse_if_weak()
         advised = float(str(caught.value).partition("epsilon of about ")[2].split()[0])
         assert advised > 0.8 and f"promises {ess:.3g}" in str(caught.value)
 

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.kernel.base import Streams, as_tree, move_if
+from sfumato.errors import InvalidInput
+from sfumato.kernel.base import Kernel, Streams, as_tree, move_if
 from sfumato.kernel.kinds import OnNormal, register
 from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
@@ -35,8 +36,12 @@ class Langevin:
     copy_sigma
         Noise in each coordinate of a second copy of the statistic, the root of xi_2, where corrections are made from
         such copies; 0 where they are asked for as scalars.
-    split
-        Whether both copies are made from one, by public noise (`split_copy`): then a step draws that noise.
+    averaged
+        Copies that a step averages of every bundle; 0 without bundles. Where nobody answers live, a step draws the public noise
+        that makes two of their average (`SplitCopy`).
+    lent
+        Noise variance in each coordinate of the first answer that bundles bring beside owners who answer live: those add the
+        rest of 4/h.
     """
 
     name: ClassVar[str] = "langevin"
@@ -50,7 +55,8 @@ class Langevin:
     step: float
     public: Callable[[Array], Array]
     copy_sigma: float = field(default=0.0, kw_only=True)
-    split: bool = field(default=False, kw_only=True)
+    averaged: int = field(default=0, kw_only=True)
+    lent: float = field(default=0.0, kw_only=True)
 
     @property
     def proposal_sigma(self) -> float:
@@ -74,7 +80,7 @@ class Langevin:
 
     def draw(self, rng: Streams, size: int) -> Draw:
         """The decision is random on the public side, and what splits a copy; the proposal's noise is the owner's."""
-        normal = rng.steps.standard_normal((size, len(self.matrix) if self.split else 0))
+        normal = rng.steps.standard_normal((size, len(self.matrix) if self.averaged and self.copy_sigma else 0))
         return Draw(normal, np.zeros(size, np.int32), np.zeros(size), rng.log_u(size))
 
     def drift(self, theta: Array) -> Array:
@@ -130,22 +136,42 @@ class Langevin:
         return float(np.sum(steps**3 / 16 + steps**6 / 512))
 
 
-def split_copy(copy: np.ndarray, normal: np.ndarray, variance: float, ratio: float) -> tuple[np.ndarray, np.ndarray]:
-    r"""Make two independent noisy copies from one, by public noise.
+def asked_sigma(kernel: Kernel) -> float:
+    """Noise in each coordinate of the first answer that owners who answer live add together; bundles may lend the rest."""
+    if isinstance(kernel, Langevin) and kernel.lent:
+        return float(np.sqrt(4.0 / kernel.step - kernel.lent))
+    return kernel.proposal_sigma
 
-    Of :math:`\hat S \sim N(S_n, \xi I)` and a public :math:`z \sim N(0, I)`, the two sums
 
-    .. math:: \hat S + \sqrt{\xi/r}\,z \sim N(S_n, \xi(1 + \tfrac1r)I), \qquad
-              \hat S - \sqrt{\xi r}\,z \sim N(S_n, \xi(1 + r)I)
+class SplitCopy:
+    r"""Makes two independent noisy copies from one, by public noise.
 
-    are jointly normal with covariance :math:`\xi - \sqrt{\xi/r}\sqrt{\xi r} = 0`, hence independent. Their precisions add up to
-    that of the one they were made from: nothing is lost.
+    Of :math:`\hat S \sim N(S_n, \Sigma)` and a public :math:`z \sim N(0, I)`, with :math:`B = (cI - \Sigma)^{1/2}` the two sums
+
+    .. math:: \hat S + Bz \sim N(S_n, cI), \qquad \hat S - \Sigma B^{-1}z \sim N(S_n, c\,\Sigma(cI - \Sigma)^{-1})
+
+    are jointly normal with covariance :math:`\Sigma - B B^{-1}\Sigma = 0`, hence independent. Their precisions add up to that of
+    the one they were made from: nothing is lost. The first has the noise of a proposal, whatever the shape of the copy's.
 
     Parameters
     ----------
-    copy, normal
-        The copies and the public noise, (..., d).
-    variance, ratio
-        xi, and r: the variance of the second over that of the first.
+    covariance
+        Sigma, (d, d).
+    variance
+        c: noise of the first copy in each coordinate, larger than any of the one copy's.
     """
-    return copy + np.sqrt(variance / ratio) * normal, copy - np.sqrt(variance * ratio) * normal
+
+    def __init__(self, covariance: np.ndarray, variance: float) -> None:
+        spread, turn = np.linalg.eigh(covariance)
+        added = variance - spread
+        if not added.min() > 0:
+            raise InvalidInput(
+                f"the first of two copies must be noisier than the one they are made from, and variance = {variance:.4g} is "
+                f"not above {spread.max():.4g}; average more copies, or take a shorter step."
+            )
+        self._first, self._second = ((turn * part) @ turn.T for part in (np.sqrt(added), spread / np.sqrt(added)))
+        self.second_covariance = (turn * (variance * spread / added)) @ turn.T
+
+    def __call__(self, copy: np.ndarray, normal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Split copies, by public noise of the same shape, (..., d)."""
+        return copy + normal @ self._first, copy - normal @ self._second

@@ -83,3 +83,8 @@ class PublicStream:
     def _fresh(self, kernel: Drawer, size: int) -> Draw:
         per_chain = [kernel.draw(stream, size) for stream in self._streams]
         return Draw(*(np.stack(parts, axis=1) for parts in zip(*per_chain, strict=True)))
+
+
+def split_noise(seed: int, owner: int, step: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Public normals that split the copies of one owner's bundle at one step: the same whoever asks for the step again."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0, owner, step))).standard_normal(shape)

@@ -2,7 +2,8 @@ r"""The analyst's own loop: one round a step for all chains, over any number of 
 
 Each owner adds its own noise; the answers add up, and so do the variances: the penalty is :math:`\sum_i \sigma_i^2/2`
 (Yıldırım 2016, Section 3.3, with unequal noise). For Langevin the noise of the proposal is shared out,
-:math:`\sum_i \xi_i = 4/h`: its covariance is fixed, so giving each owner 4/h would make the acceptance ratio wrong.
+:math:`\sum_i \xi_i = 4/h`: its covariance is fixed, so giving each owner 4/h would make the acceptance ratio wrong. A bundle
+lends a part that follows from its copies; owners who answer live share the rest.
 
 Query ids follow from the run's id, the step and the kind: a run that reconnects or resumes asks again with the same ids and
 gets the same bytes. Langevin's first query is asked for several steps together (`ahead`).
@@ -22,11 +23,13 @@ import numpy as np
 
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost, OwnerRefused
 from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, ReferenceLangevin, State
+from sfumato.kernel.langevin import asked_sigma
 from sfumato.kernel.loop import Transcript
 from sfumato.kernel.step import decide_all, propose_all
 from sfumato.model import Model, derivatives
 from sfumato.owners.ahead import Statistics, Summed
 from sfumato.owners.base import Door
+from sfumato.owners.bundle_door import BundleDoor
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.protocol.frames import PASSING
 from sfumato.protocol.questions import (
@@ -312,7 +315,7 @@ class Rounds:
         gamma = min(choose_gamma(each, self.n) for each in sigmas if each > 0)
         terms = [Terms(kernel=WALK, chains=chains, sigma=each, gamma=gamma) for each in sigmas]
         if kernel.first:
-            firsts = [kernel.proposal_sigma * share**0.5 for share in self.shares]
+            firsts = self._first_noise(kernel)
             first_gamma = min(choose_gamma(each, self.n) for each in firsts if each > 0)
             if kernel.copy_sigma:
                 sigmas = [kernel.copy_sigma * share**0.5 for share in self.shares]
@@ -354,6 +357,23 @@ class Rounds:
                 self._chain = _CopyStep(self, log_prior, cast(Langevin, kernel), first)
             else:
                 self._chain = _Step(self, log_prior, kernel, sigma, gamma, first)
+
+    def _first_noise(self, kernel: Kernel) -> list[float]:
+        """Noise of each owner's statistic: bundles lend some, in proportion to their copies' own, and the others add the rest."""
+        asked, bundles = asked_sigma(kernel), [door for door in self._doors if isinstance(door, BundleDoor)]
+        if not bundles:
+            return [asked * share**0.5 for share in self.shares]
+        if not (isinstance(kernel, Langevin) and kernel.lent and kernel.averaged):
+            raise InvalidInput(
+                "Langevin beside a bundle must know what its copies bring to a step; give Langevin averaged= and lent=."
+            )
+        for bundle in bundles:
+            bundle.average(kernel.averaged)
+        lent = kernel.lent / sum(bundle.xi for bundle in bundles)
+        return [
+            (lent * door.xi) ** 0.5 if isinstance(door, BundleDoor) else asked * share**0.5
+            for door, share in zip(self._doors, self.shares, strict=True)
+        ]
 
     def chunk(self, states: State, draws: Draw, limit: int, expected: int, at_least: int = 1) -> Steps:
         """Take up to `limit` rounds. A failure after the first of them is kept for the next call, so nothing paid is lost."""

@@ -87,7 +87,7 @@ LARGEST_STEP = 1.5
 def plan_langevin(belief: Belief, supply: Supply, *, chains: int, pilot_share: float) -> Plan | None:
     r"""Plan Langevin in the natural parameter on copies, or None where even one copy makes too long a step.
 
-    The average of m copies is split by public noise (`kernel.langevin.split_copy`) into one with the noise
+    The average of m copies is split by public noise (`kernel.langevin.SplitCopy`) into one with the noise
     :math:`\xi_1 = \tfrac\xi m(1 + \tfrac1r)`, which is that of a Langevin proposal with the step :math:`\eta = 4/\xi_1` and no
     preconditioner, and another with :math:`\xi_2 = r\xi_1`, which makes the correction :math:`-u^\top\check S`,
     :math:`u = \tfrac\eta4(b' - b)`. Its noise :math:`\lVert u\rVert\sqrt{\xi_2}` is the same for the swapped pair, so the

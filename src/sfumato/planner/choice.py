@@ -43,7 +43,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel with its tuning and forecast."""
+    """A kernel with its tuning and forecast; `averaged` and `lent` say what bundles bring, where there are any (`Plan`)."""
 
     kernel: str
     matrix: np.ndarray
@@ -52,6 +52,8 @@ class Choice:
     iterations: int
     ess: float
     copy_sigma: float = 0.0
+    averaged: int = 0
+    lent: float = 0.0
 
 
 def longest_steps(options: list[Choice], enough: float) -> Choice:

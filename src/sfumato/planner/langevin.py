@@ -35,7 +35,9 @@ def tune(kind: Statistical, task: Task) -> Choice:
 def build(kind: Statistical, study: Study, plan: Plan) -> Kind:
     """The kernel of a plan; it needs what is public of the log posterior."""
     public = study.public_part(plan.n)
-    kernel: Kind = kind(plan.matrix, plan.step, public, copy_sigma=plan.copy_sigma, split=plan.averaged > 0)
+    kernel: Kind = kind(
+        plan.matrix, plan.step, public, copy_sigma=plan.copy_sigma, averaged=plan.averaged, lent=plan.lent
+    )
     return kernel
 
 
@@ -45,11 +47,22 @@ def _tune_scalars(kind: Statistical, task: Task) -> Choice:
     A step of one chain costs :math:`\tfrac h4 w_1^2` for the proposal (:math:`w_1` the whitened diameter of the statistic)
     and :math:`w_2^2/\sigma^2` for the correction, whose mean is taken over typical moves.
     """
+    root = np.linalg.cholesky(task.belief.covariance)
+    first, seconds = squared_widths(task, root)
+    options = []
+    for h, square in zip(STEP_SIZES, seconds, strict=True):
+        for sigma, worth in zip(SIGMAS, efficiency.worth(kind, h, SIGMAS, len(root)), strict=True):
+            iterations, ess = task.buys(h / 4 * first + square / sigma**2, worth)
+            options.append(Choice(kind.name, root, h, sigma, iterations, ess))
+    return longest_steps(options, ENOUGH)
+
+
+def squared_widths(task: Task, root: np.ndarray) -> tuple[float, list[float]]:
+    """Square of what a record can move the whitened statistic by; and of the correction, its mean for each step size."""
     belief, family = task.belief, task.study.family
     if family is None:
         raise Unsupported("Langevin in the natural parameter needs a family, and this model is none; use a walk.")
-    root = np.linalg.cholesky(belief.covariance)
-    first, public = task.study.statistic_diameter(root) ** 2 / 4, task.study.public_part(task.n)
+    public = task.study.public_part(task.n)
     z = np.random.default_rng(0).standard_normal((2, 64, len(root)))
     around = jax.device_put(belief.centre + z[0] @ root.T)
     statistic = -quick_jit(jax.grad(public))(jnp.asarray(belief.centre))  # S_n, if the centre is the mode
@@ -66,13 +79,7 @@ def _tune_scalars(kind: Statistical, task: Task) -> Choice:
 
         return jnp.nanmean(jax.vmap(one)(around, jnp.asarray(z[1])))
 
-    options = []
-    for h in STEP_SIZES:
-        square = float(second(jnp.asarray(h)))
-        for sigma, worth in zip(SIGMAS, efficiency.worth(kind, h, SIGMAS, len(root)), strict=True):
-            iterations, ess = task.buys(h * first + square / sigma**2, worth)
-            options.append(Choice(kind.name, root, h, sigma, iterations, ess))
-    return longest_steps(options, ENOUGH)
+    return task.study.statistic_diameter(root) ** 2, [float(second(jnp.asarray(h))) for h in STEP_SIZES]
 
 
 def _tune_copies(kind: Statistical, task: Task) -> Choice:

@@ -12,21 +12,29 @@ shares serve the two queries of a Langevin step, :math:`\xi_i = r_i\,4/h` and :m
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from sfumato.errors import InvalidInput
 from sfumato.kernel import Kind, kinds
 from sfumato.planner import efficiency
 from sfumato.planner.belief import Belief
-from sfumato.planner.choice import Choice, Task
+from sfumato.planner.bundles import MOST_AVERAGED, RATIOS
+from sfumato.planner.choice import Choice, Task, longest_steps
+from sfumato.planner.langevin import ENOUGH, STEP_SIZES, squared_widths
+from sfumato.planner.plan import Plan
 from sfumato.planner.walks import SIGMAS, STEPS, Walk, mean_square_width, step_matrices
 from sfumato.study.target import Study
 
+MOST_LENT = 0.98
+"""Of the noise that Langevin's proposal needs, what bundles may lend at the most: live owners answer with some of their own."""
+
 
 class Copies(NamedTuple):
-    """What bundles bring to a walk: noise variance of one summed copy, and steps per chain that there are copies for."""
+    """What bundles bring: noise variance of one summed copy, and steps per chain that there are copies for."""
 
     xi: float
     steps: int
@@ -59,32 +67,90 @@ def relative_widths(studies: Sequence[Study], belief: Belief) -> list[float]:
     return [squares[id(study)] / squares[id(first)] for study in studies]
 
 
-def choose_beside_copies(task: Task, copies: Copies, kernel: str) -> Choice:
-    r"""Best walk where some owners answer live and others with copies, whose noise grows with the step.
-
-    The noise of a step of length s is :math:`\sqrt{\sigma^2 + c^2 s^2}`; only :math:`\sigma` is paid for.
-    """
+def beside_copies(plan: Plan, task: Task, copies: Copies, kernel: str) -> Plan:
+    """Plan again where some owners answer live and others with copies: the best of the kernels that come into question."""
     task = replace(task, max_iterations=min(task.max_iterations, copies.steps))
+    choices = [choice for kind in kinds(kernel) if (choice := _best(kind, task, copies)) is not None]
+    if not choices:
+        raise InvalidInput(
+            f"kernel={kernel!r} cannot be had beside these bundles: their copies are too noisy for its proposals, or too few, or "
+            "it asks what no bundle answers. Ask for bundles of more copies (each is noisier, for the same budget), or use "
+            "kernel='auto'."
+        )
+    best = max(choices, key=lambda choice: choice.ess)
+    limit = float(max(1 / (1 / plan.limit_ess + _strongest(task, copies) / (copies.steps * plan.chains)), best.ess))
+    low, high = plan.band or (0.0, 0.0)
+    scale = best.ess / plan.forecast_ess  # what is not known before the pilot is the same with bundles
+    return replace(
+        plan, kernel=best.kernel, matrix=best.matrix, step=best.step, sigma=best.sigma, forecast_ess=best.ess,
+        iterations=best.iterations, copy_sigma=0.0, averaged=best.averaged, lent=best.lent, limit_ess=limit, estimate=None,
+        band=None if plan.band is None else (low * scale, high * scale),
+        considered=tuple((c.kernel, float(c.ess / limit)) for c in sorted(choices, key=lambda choice: -choice.ess)), missing=(),
+    )  # fmt: skip
+
+
+def _best(kind: type[Kind], task: Task, copies: Copies) -> Choice | None:
+    """Best tuning of a kernel; None where it cannot be had."""
+    if kind.second == "linear" and task.study.can_answer("linear"):
+        return _langevin(kind, task, copies)
+    return _walk(kind, task, copies) if kind.second == "ratio" else None
+
+
+def _strongest(task: Task, copies: Copies) -> float:
+    """Noise variance of one copy in the direction that it blurs most, in units of the posterior's."""
     with jax.enable_x64(True):
         jacobian = task.study.natural_jacobian(task.belief.centre)
-    width_square = mean_square_width(task.study.bounds.range)
-    rng = np.random.default_rng(1)
+    return float(copies.xi * np.linalg.norm(jacobian @ np.linalg.cholesky(task.belief.covariance), ord=2) ** 2)
+
+
+def _walk(kind: Walk, task: Task, copies: Copies) -> Choice:
+    r"""Best tuning of a walk: noise :math:`\sqrt{\sigma^2 + c^2 s^2}` at a step of length s; only :math:`\sigma` is paid for."""
+    width_square, rng = mean_square_width(task.study.bounds.range), np.random.default_rng(1)
     options: list[Choice] = []
-    walks: list[Walk] = [kind for kind in kinds(kernel) if kind.second == "ratio"]
-    for kind in walks:
+    with jax.enable_x64(True):
+        jacobian = task.study.natural_jacobian(task.belief.centre)
         for matrix in step_matrices(task.belief.covariance):
             unit = kind.unit_moves(matrix, rng)
             slope = float(np.sqrt(copies.xi * np.mean(np.sum((unit @ jacobian.T) ** 2, axis=1))))
-            with jax.enable_x64(True):
-                square = width_square(task.belief, 0.3 * unit) / 0.09
-            options += [_option(kind, matrix, step, sigma, square, slope, task) for step in STEPS for sigma in SIGMAS]
+            square = width_square(task.belief, 0.3 * unit) / 0.09
+            for step in STEPS:
+                worth = _worth(kind, step, len(matrix), slope * step)
+                options += [
+                    Choice(kind.name, matrix, step, sigma, *task.buys(square * step**2 / sigma**2, each))
+                    for sigma, each in zip(SIGMAS, worth, strict=True)
+                ]
     return max(options, key=lambda choice: choice.ess)
 
 
-def _option(
-    kind: type[Kind], matrix: np.ndarray, step: float, sigma: float, square: float, slope: float, task: Task
-) -> Choice:
-    total = float(np.hypot(sigma, slope * step))
-    worths = efficiency.worth(kind, step, SIGMAS, len(matrix))
-    worth = float(np.interp(total, SIGMAS, worths, right=0.0))
-    return Choice(kind.name, matrix, step, sigma, *task.buys(square * step**2 / sigma**2, worth))
+def _langevin(kind: type[Kind], task: Task, copies: Copies) -> Choice | None:
+    r"""Best tuning of Langevin, or None where the copies are too noisy for every step size.
+
+    The mean of m copies, whitened, has the noise :math:`\Sigma = \tfrac\xi m A^\top A`. Of the two that it is split into
+    (`kernel.langevin.SplitCopy`) the first lends :math:`c = \lambda_{\max}(\Sigma)(1 + 1/r)` to the 4/h that the proposal needs;
+    live owners add the rest, which costs :math:`w_1^2/(4/h - c)`. The second adds :math:`u^\top\Sigma_2 u` to the variance of
+    a correction, its mean over moves :math:`\tfrac{h^2}{16}(h + \tfrac{h^2}{4})\,\mathrm{tr}\,\Sigma_2`.
+    """
+    root = np.linalg.cholesky(task.belief.covariance)
+    with jax.enable_x64(True):
+        first, seconds = squared_widths(task, root)
+    options: list[Choice] = []
+    for averaged in sorted({int(m) for m in np.geomspace(1, min(MOST_AVERAGED, copies.steps), 24)}):
+        some = replace(task, max_iterations=min(task.max_iterations, copies.steps // averaged))
+        spread = np.linalg.eigvalsh(copies.xi / averaged * root.T @ root)
+        for ratio, (h, square) in product(RATIOS, zip(STEP_SIZES, seconds, strict=True)):
+            lent = float(spread[-1]) * (1 + 1 / ratio)
+            if lent >= MOST_LENT * 4 / h:
+                continue
+            added = h / 4 * np.sqrt((h + h**2 / 4) * np.sum(lent * spread / (lent - spread)))
+            worth, cost = _worth(kind, h, len(root), float(added)), first / (4 / h - lent) + square / np.square(SIGMAS)
+            bought = [some.buys(*pair) for pair in zip(cost.tolist(), worth, strict=True)]
+            best = max(range(len(SIGMAS)), key=lambda i: bought[i][1])
+            options.append(Choice(kind.name, root, h, SIGMAS[best], *bought[best], averaged=averaged, lent=lent))
+    return longest_steps(options, ENOUGH) if options else None
+
+
+def _worth(kind: type[Kind], step: float, dim: int, added: float) -> list[float]:
+    """Effective draws per step at every sigma, with the noise that copies add to an answer."""
+    total = np.hypot(SIGMAS, added)
+    found: list[float] = np.interp(total, SIGMAS, efficiency.worth(kind, step, SIGMAS, dim), right=0.0).tolist()
+    return found

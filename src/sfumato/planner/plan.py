@@ -54,7 +54,9 @@ class Plan:
         Langevin on a family over owners one has to wait for: noise in each coordinate of the second copies that
         corrections are made from; `sigma` is then what the noise of a correction will be on average. Else 0.
     averaged
-        Langevin on bundles: copies whose average a step uses. Else 0.
+        Langevin on bundles: copies of each whose average a step uses. Else 0.
+    lent
+        Langevin on bundles beside owners who answer live: noise variance in each coordinate that copies lend to the proposal.
     hint
         Of a weak plan: which columns want centring and scaling, if any.
     estimate
@@ -83,6 +85,7 @@ class Plan:
     truncate: float | None = None
     copy_sigma: float = 0.0
     averaged: int = 0
+    lent: float = 0.0
     band: tuple[float, float] | None = None
     missing: tuple[tuple[str, str], ...] = ()
     hint: str = field(default="", repr=False)
@@ -226,6 +229,7 @@ class Plan:
         out |= {"truncate": self.truncate} if self.truncate is not None else {}
         out |= {"copy_sigma": self.copy_sigma} if self.copy_sigma else {}
         out |= {"averaged": self.averaged} if self.averaged else {}
+        out |= {"lent": self.lent} if self.lent else {}
         out |= {
             "considered": [list(pair) for pair in self.considered],
             "missing": [list(pair) for pair in self.missing],

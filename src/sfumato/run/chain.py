@@ -17,6 +17,7 @@ from sfumato.analysis.result import Run, StopReason
 from sfumato.analysis.verdict import visible_transient
 from sfumato.errors import BudgetSpent, OwnerLost
 from sfumato.kernel import Kernel, PublicStream, State
+from sfumato.kernel.langevin import asked_sigma
 from sfumato.model import Model
 from sfumato.owners.base import Chunks
 from sfumato.planner import MAX_RELEASES, Plan, build_kernel
@@ -237,8 +238,8 @@ def make_run(
 
 
 def first_cost(kernel: Kernel, study: Study) -> float:
-    """Mu squared of the first query of a Langevin step, if one owner adds all of its noise; walks have none."""
-    return (study.first_width(kernel) / kernel.proposal_sigma) ** 2
+    """Mu squared of the first query of a Langevin step, if one owner adds all noise that is asked for; walks have none."""
+    return (study.first_width(kernel) / asked_sigma(kernel)) ** 2
 
 
 def _blank(name: str, chain: Chain) -> np.ndarray:

@@ -30,7 +30,7 @@ from sfumato.analysis.noise_aware import from_copies
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import AUTO, Draw, Heard, Kernel, Langevin, Move, State, asks_first
-from sfumato.kernel.langevin import split_copy
+from sfumato.kernel.langevin import SplitCopy
 from sfumato.kernel.loop import Priced, Transcript, compile_loop
 from sfumato.model import Model
 from sfumato.owners.bundle import Bundle
@@ -175,7 +175,6 @@ class CopiesAccess:
     rows = 1
     left = 2**62
     _averaged = 0
-    _ratio = 1.0
 
     def __init__(
         self, family: Family, model: Model, bundles: Sequence[Bundle], facts: Sequence[Facts], chains: int
@@ -227,11 +226,9 @@ class CopiesAccess:
         dearest = max(bundle.sensitivity / bundle.xi**0.5 for bundle in self._bundles)
         with jax.enable_x64(True):
             if kernel.first:
-                self._ratio = kernel.copy_sigma**2 * kernel.step / 4
-                langevin, self._averaged = (
-                    Corrections(cast(Langevin, kernel), dearest),
-                    round(kernel.step * xi * (1 + 1 / self._ratio) / 4),
-                )
+                own = cast(Langevin, kernel)
+                langevin, self._averaged = Corrections(own, dearest), own.averaged
+                self._split = SplitCopy(np.eye(len(own.matrix)) * xi / own.averaged, own.proposal_sigma**2)
                 self._loop = compile_loop(langevin, self._model.log_prior, first=langevin.first, copies=True)
                 self._carried: Any = jnp.zeros((len(states.theta), 0))
             else:
@@ -248,8 +245,7 @@ class CopiesAccess:
         copies = take(self._bundles, limit * self._chains * each).reshape(limit, self._chains, each, -1)
         fresh: Any = copies.mean(axis=2)
         if self._averaged:
-            variance = sum(bundle.xi for bundle in self._bundles) / self._averaged
-            fresh = TwoCopies(*split_copy(fresh, np.asarray(draws.normal)[:limit], variance, self._ratio))
+            fresh = TwoCopies(*self._split(fresh, np.asarray(draws.normal)[:limit]))
         fresh = jax.tree.map(lambda part: _pad(part, rows), fresh)
         with jax.enable_x64(True):
             looped, self._carried = self._loop(None, self._kernel, states, self._carried, draws, fresh, limit, 0)

@@ -9,7 +9,6 @@ from typing import Any
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput
 from sfumato.families.base import Family
-from sfumato.kernel import AUTO, Guided, asks_first
 from sfumato.owners.base import Access, Door
 from sfumato.owners.bundle import check_distinct
 from sfumato.owners.rounds import Rounds
@@ -19,9 +18,6 @@ from sfumato.run.parties import TABLE, BundleParty, NodeParty, Party, TableParty
 from sfumato.run.request import Request
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick
-
-ANY_WALK = Guided.name
-"""Asked for where bundles are in the list: it stands for every walk (`sampling._beside_bundles`)."""
 
 
 @dataclass
@@ -72,9 +68,9 @@ def make_studies(
         check_distinct(model, bundles)
         if len(bundles) == len(parties):
             return [make_study(model, None, "certify", request.kernel)] * len(parties)
-    kernel = kernel_for(request, parties)
+    check_mix(request, parties)
     own = [
-        None if isinstance(party, BundleParty) else party.study(model, domain, request.sensitivity, kernel)
+        None if isinstance(party, BundleParty) else party.study(model, domain, request.sensitivity, request.kernel)
         for party in parties
     ]
     # Langevin around a reference point is for lists in which everybody answers for it.
@@ -96,25 +92,17 @@ def domain_key(study: Study) -> str:
     return repr({name: column.to_dict() for name, column in study.domain.items()})
 
 
-def kernel_for(request: Request, parties: Sequence[Party]) -> str:
-    """The kernel that is asked for: beside bundles a walk, if the planner has the choice."""
-    if all(party.live for party in parties) or not any(party.live for party in parties):
-        return request.kernel
-    if request.truncate is not None:
+def check_mix(request: Request, parties: Sequence[Party]) -> None:
+    """Refuse what bundles and owners who answer live cannot do together."""
+    mixed = len({party.live for party in parties}) > 1
+    if mixed and request.truncate is not None:
         raise InvalidInput("truncate= is for bundles alone or for owners who answer live, not for a mix; leave it out.")
-    if request.kernel == AUTO:
-        return ANY_WALK
-    if asks_first(request.kernel):
-        raise InvalidInput(
-            f"kernel={request.kernel!r} needs owners who answer live; with bundles in the list use 'auto'."
-        )
-    return request.kernel
 
 
 def open_parties(
     stack: ExitStack, model: Any, parties: list[Party], studies: list[Study], *, run_id: str, chains: int,
     pilot_copies: Mapping[str, int], folder: Path | None, tick: Tick, shares: Sequence[float] | None = None,
-    steps: int | None = None,
+    steps: int | None = None, seed: int = 0,
 ) -> Opened:  # fmt: skip
     """Open all of them; what is held is let go of with the stack.
 
@@ -124,6 +112,8 @@ def open_parties(
         Copies of each bundle that the pilot averages, by owner.
     shares, steps
         Of a run that goes on: shares of the noise, and steps that it has taken.
+    seed
+        What the public noise that splits bundles' copies follows from.
     """
     resuming, first = steps is not None, parties[0]
     if isinstance(first, TableParty) and first.alone:
@@ -132,9 +122,10 @@ def open_parties(
         _check_numbers(parties, access.facts)
         return Opened(parties, studies, access)
     doors: list[Door] = []
-    for party, study in zip(parties, studies, strict=True):
+    for position, (party, study) in enumerate(zip(parties, studies, strict=True)):
         if isinstance(party, BundleParty):
-            doors.append(party.open(model, study, chains, pilot_copies.get(party.name, 0), steps or 0))
+            copies = pilot_copies.get(party.name, 0)
+            doors.append(party.open(model, study, chains=chains, pilot_copies=copies, seed=seed, position=position))
         else:
             doors.append(party.open(study, run_id, folder, resuming, tick))
             stack.callback(doors[-1].close)

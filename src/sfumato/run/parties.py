@@ -174,11 +174,14 @@ class BundleParty:
         """Copies that the pilot averages."""
         return max(1, int(self.bundle.left * share)) if share > 0 else 0
 
-    def open(self, family: Family, study: Study, chains: int, pilot_copies: int, skip: int) -> BundleDoor:
-        """A door whose answers are the bundle's copies."""
+    def open(
+        self, family: Family, study: Study, *, chains: int, pilot_copies: int, seed: int, position: int
+    ) -> BundleDoor:
+        """A door whose answers are the bundle's copies; the public noise that splits them follows from seed and position."""
         return BundleDoor(
-            self.bundle, family, study.model, name=self.name, chains=chains, pilot_copies=pilot_copies, skip=skip
-        )
+            self.bundle, family, study.model, name=self.name, chains=chains, pilot_copies=pilot_copies, seed=seed,
+            position=position,
+        )  # fmt: skip
 
 
 LiveParty: TypeAlias = TableParty | NodeParty

@@ -22,14 +22,14 @@ from sfumato.bounds.bounds import SEARCHED_SENTENCE
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput, OwnerError, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
-from sfumato.kernel import AUTO, PublicStream, State
+from sfumato.kernel import PublicStream, State
 from sfumato.model import Model
 from sfumato.owners.local import rows_ahead
 from sfumato.owners.rounds import Rounds
 from sfumato.planner import Plan, budget_mu, make_plan, replan
 from sfumato.planner.choice import Task
 from sfumato.planner.making import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, iteration_limit, pilot_fraction
-from sfumato.planner.owners import Copies, choose_beside_copies, relative_widths, share_out
+from sfumato.planner.owners import Copies, beside_copies, relative_widths, share_out
 from sfumato.privacy.joint import JointStatement, join
 from sfumato.privacy.statement import Statement
 from sfumato.run.chain import Chain, draw, exactness, first_cost, join_parts, make_run, start, take_up
@@ -39,12 +39,10 @@ from sfumato.run.holding import under_way
 from sfumato.run.interruption import check as check_interrupted
 from sfumato.run.journal import Journal
 from sfumato.run.opening import (
-    ANY_WALK,
     Opened,
     asks_ahead,
     check_unchanged,
     domain_key,
-    kernel_for,
     make_studies,
     open_parties,
 )
@@ -179,14 +177,14 @@ def sample(
     studies = make_studies(model, parties, domain, request)
     if not any(party.live for party in parties):
         return _sample_bundles(model, parties, studies, request, checkpoint, progress)
-    study, asked = studies[0], kernel_for(request, parties)
+    study = studies[0]
     stream = PublicStream(request.seed, request.chains)
     limit = _limit(study, parties, request)
     share = pilot_fraction(study, request.pilot_share)
     pilot_copies = {party.name: party.pilot_copies(share) for party in parties if isinstance(party, BundleParty)}
     kept = Journal(checkpoint) if checkpoint is not None else None
     terms = make_terms(
-        model, study, parties, domain, request, run_id=secrets.token_hex(8), seed=stream.seed, kernel=asked, limit=limit,
+        model, study, parties, domain, request, run_id=secrets.token_hex(8), seed=stream.seed, kernel=request.kernel, limit=limit,
         pilot_copies=pilot_copies, durable=kept is not None,
     )  # fmt: skip
     with under_way(kept), ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
@@ -197,7 +195,7 @@ def sample(
         planned.look_ahead(parties, study)
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=terms.chains, pilot_copies=pilot_copies,
-            folder=None if kept is None else kept.folder, tick=tick,
+            folder=None if kept is None else kept.folder, tick=tick, seed=stream.seed,
         )  # fmt: skip
         terms = terms.with_facts(opened.access.facts)
         plan = planned.first_plan(opened)
@@ -277,6 +275,7 @@ def resume(
             opened = open_parties(
                 stack, model, parties, studies, run_id=terms.run_id, chains=terms.chains,
                 pilot_copies=terms.pilot_copies, folder=kept.folder, tick=tick, shares=terms.shares, steps=steps,
+                seed=terms.seed,
             )  # fmt: skip
             answered = terms.pilot["releases"] if terms.pilot else [e for e in kept.releases() if e["answer"]]
             check_unchanged(opened, terms.facts, bool(steps or answered))
@@ -502,7 +501,7 @@ def _owner_facts(opened: Opened) -> tuple[dict[str, Any], ...]:
 
 
 def _beside_bundles(opened: Opened, plan: Plan, terms: Terms, share: float) -> Plan:
-    """Plan a walk for owners who answer live and others with copies, whose noise grows with the step."""
+    """Plan for owners who answer live and others with copies, all of which a step needs."""
     bundles = [party.bundle for party in opened.parties if isinstance(party, BundleParty)]
     if not bundles:
         return plan
@@ -510,11 +509,7 @@ def _beside_bundles(opened: Opened, plan: Plan, terms: Terms, share: float) -> P
     task = Task(
         study=opened.study, belief=plan.belief, mu=plan.mu, n=plan.n, chains=plan.chains, max_iterations=terms.limit
     )
-    choice = choose_beside_copies(task.for_share(share), copies, AUTO if terms.kernel == ANY_WALK else terms.kernel)
-    return replace(
-        plan, kernel=choice.kernel, matrix=choice.matrix, step=choice.step, sigma=choice.sigma, forecast_ess=choice.ess,
-        iterations=choice.iterations, estimate=None,
-    )  # fmt: skip
+    return beside_copies(plan, task.for_share(share), copies, terms.kernel)
 
 
 def _pilot(opened: Opened, plan: Plan, terms: Terms, kept: Journal | None, tick: Tick) -> tuple[Plan, dict[str, Any]]:

@@ -19,8 +19,11 @@ WORTHWHILE = 2
 
 
 def possible_records(domain: Mapping[str, Domain]) -> int | None:
-    """How many different records there can be; None if that is not finite. Public."""
-    if not all(column.discrete for column in domain.values()):
+    """How many different records there can be; None if they are not the whole numbers of a box. Public.
+
+    A domain that has not all of its box (`Domain.separable`) is not listed: its records are evaluated as they are.
+    """
+    if not all(column.discrete and column.separable for column in domain.values()):
         return None
     return prod(int(size) for column in domain.values() for size in np.ravel(column.hi - column.lo + 1))
 

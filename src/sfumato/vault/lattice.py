@@ -11,6 +11,7 @@ from math import floor, log2
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sfumato.errors import InvalidInput
@@ -44,6 +45,20 @@ def choose_gamma(sigma: float, n: int) -> float:
     r"""Power of two :math:`\gamma \le \min(2^{-36}\sigma, 2^{-9}/n)`."""
     bound = min(sigma * 2.0**RELATIVE_LOG2, 2.0 ** (ROUNDING_LOG2 + 1) / n)
     return float(2.0 ** floor(log2(bound)))
+
+
+class Box(NamedTuple):
+    """Integer range of each coordinate of one record's vector, and what is taken off it before it is added. Public."""
+
+    lo: Array
+    hi: Array
+    middle: Array
+
+
+def box_of(lo: np.ndarray, hi: np.ndarray, gamma: float) -> Box:
+    """The smallest that holds a range; its middle is what is taken off."""
+    low, high = np.floor(lo / gamma).astype(np.int64), np.ceil(hi / gamma).astype(np.int64)
+    return Box(low, high, (low + high) // 2)
 
 
 def clamp_for(lo: Array, hi: Array, gamma: float, n: int) -> Clamp:

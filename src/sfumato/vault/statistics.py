@@ -23,10 +23,11 @@ from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta, cost_quanta
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Evaluation
 from sfumato.vault.closed import closed
+from sfumato.vault.lattice import Box
 from sfumato.vault.ledger import Account, Block
 from sfumato.vault.memory import release_memory
 from sfumato.vault.noise import NoisePool, Source, source_for
-from sfumato.vault.queries.vector import Box, StatisticSum
+from sfumato.vault.queries.vector import StatisticSum
 from sfumato.vault.records import Records
 
 NUMBERS = 1 << 16

@@ -33,6 +33,7 @@ from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Evaluation, Rows, add_up, sum_over_blocks
 from sfumato.vault.closed import closed
 from sfumato.vault.engine import Engine, LocalEngine
+from sfumato.vault.lattice import Box, box_of
 from sfumato.vault.noise import NoisePool, Source
 from sfumato.vault.queries.base import YES, Answer, Quote, matrix_of
 
@@ -46,14 +47,6 @@ _TOO_LARGE = (
     "sums of statistics must fit 64 bits, and over this domain they do not beside the noise; move its middle towards zero (take "
     "a public constant off the column) or use kernel='guided' on a NumPyro model."
 )
-
-
-class Box(NamedTuple):
-    """Integer range of each coordinate of one record's vector, and what is taken off it before it is added. Public."""
-
-    lo: Array
-    hi: Array
-    middle: Array
 
 
 def sum_in_box(
@@ -220,9 +213,7 @@ def statistic_sum(family: Family, matrix: np.ndarray, gamma: float, n: int) -> S
     lo, hi = family.known_ranges(np.asarray(matrix).T)
     if not max(n, 1) * float(np.max(np.abs([lo, hi]))) <= gamma * lattice.SUM_LIMIT:
         raise InvalidInput(_TOO_LARGE)
-    low, high = np.floor(lo / gamma).astype(np.int64), np.ceil(hi / gamma).astype(np.int64)
-    root = np.asarray(matrix, np.float64)
-    return StatisticSum(family, root, Box(low, high, (low + high) // 2), gamma, np.zeros(len(low)))
+    return StatisticSum(family, np.asarray(matrix, np.float64), box_of(lo, hi, gamma), gamma, np.zeros(len(lo)))
 
 
 def float_error(size: int) -> float:
