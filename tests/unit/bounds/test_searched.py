@@ -1,0 +1,267 @@
+"""Searched bounds: balls that hold whatever comes, ranges that hold every record a search of our own can find, and saboteurs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import sfumato as sf
+from sfumato.bounds import climbing, searched
+from sfumato.bounds.balls import Balls, Kinds, diameter, enclosing
+from sfumato.bounds.climbing import mixed
+from sfumato.bounds.searched import BestReference, SearchedReference
+from sfumato.errors import Unsupported
+from sfumato.study.target import make_study
+
+GROUPS = 6
+
+
+def effects(ward, x, y):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([GROUPS]).to_event(1))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=level[ward] + slope * x), obs=y)
+
+
+def choice(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Categorical(logits=x @ beta), obs=y)
+
+
+def tails(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, x @ beta, scale), obs=y)
+
+
+def sharp(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Laplace(beta * x, 1.0), obs=y)
+
+
+CASES = {
+    "effects": (effects, {"ward": sf.Categories(GROUPS), "x": sf.Interval(-1, 1), "y": sf.Binary()}),
+    "choice": (choice, {"x": sf.Ball(1.0, dim=2), "y": sf.Categories(3)}),
+    "tails": (tails, {"x": sf.Box(-1, 1, shape=(3,)), "y": sf.Interval(-8, 8)}),
+}
+
+
+def place(model, n=50_000):
+    """A reference point near one draw of the prior, and a matrix of about the right size."""
+    with jax.enable_x64(True):
+        theta = np.asarray(model.sample_prior(jax.random.key(3)), float) * 0.5
+    return theta, np.eye(model.dim) * (4 / n) ** 0.5
+
+
+def reference_of(name):
+    study = make_study(*CASES[name])
+    found = SearchedReference(study.model, study.domain)
+    return study, found, *place(study.model)
+
+
+def others(study, size=4_000, seed=11):
+    return {
+        name: jnp.asarray(column) for name, column in mixed(study.domain, np.random.default_rng(seed), size).items()
+    }
+
+
+def scalars(study, theta, theta_prop, vectors, along, records):
+    each = jax.vmap(study.model.log_likelihood, (None, 0))
+    return np.asarray(each(theta_prop, records) - each(theta, records) - vectors @ along)
+
+
+def moves(theta, matrix, number=12, seed=5):
+    rng = np.random.default_rng(seed)
+    for i in range(number):
+        size = (0.2, 1.0, 1.5)[i % 3]
+        here = theta + matrix @ rng.standard_normal(len(theta))
+        there = here + size * matrix @ rng.standard_normal(len(theta))
+        yield here, there, 0.05 * (there - here) * rng.standard_normal()
+
+
+def missed(study, found, theta, matrix):
+    """How many of other made-up records lie outside of the ranges of some moves."""
+    with jax.enable_x64(True):
+        held, records = found.at(theta, matrix), others(study)
+        vectors = jax.jit(jax.vmap(lambda record: found.vector(held.body, record)))(records)
+        count, bounded = 0, jax.jit(found.range)
+        for here, there, lag in moves(theta, matrix):
+            low, high = bounded(held.anchor, here, there, lag)
+            met = scalars(study, here, there, vectors, there - here - lag, records)
+            count += int(np.sum((met < float(low)) | (met > float(high))))
+    return count
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranges_hold_records_that_the_search_has_not_seen(name):
+    assert missed(*reference_of(name)) == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_half_a_range_does_not(name, monkeypatch):
+    real = climbing.Climber.widest
+
+    def half(self, *given):
+        low, high = real(self, *given)
+        return low / 2, high / 2
+
+    monkeypatch.setattr(climbing.Climber, "widest", half)
+    assert missed(*reference_of(name)) > 0
+
+
+def test_the_range_of_the_swapped_pair_is_negated():
+    study, found, theta, matrix = reference_of("effects")
+    with jax.enable_x64(True):
+        held = found.at(theta, matrix)
+        for here, there, lag in moves(theta, matrix, 3):
+            low, high = map(float, found.range(held.anchor, here, there, lag))
+            back_low, back_high = map(float, found.range(held.anchor, there, here, -lag))
+            assert (back_low, back_high) == pytest.approx((-high, -low), rel=1e-9)
+
+
+# -- vectors ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_two_vectors_are_further_apart_than_is_charged_whatever_the_record():
+    """Records far outside the domain, and gradients that are no number, are cut like any other."""
+    study, found, theta, matrix = reference_of("tails")
+    with jax.enable_x64(True):
+        held = found.at(theta, matrix)
+        wild = {
+            "x": np.array([[1e9, -1e9, 1e9], [np.nan, 0, 0], [1, 1, 1], [-5, 5, 5]]),
+            "y": np.array([1e12, 0, -8, np.inf]),
+        }
+        whitened = jax.vmap(lambda record: found.whitened(held.body, matrix, record))
+        vectors = np.concatenate([np.asarray(whitened(wild)), np.asarray(whitened(others(study)))])
+    assert np.isfinite(vectors).all()
+    apart = np.linalg.norm(vectors[:4, None] - vectors[None], axis=2).max()
+    assert apart <= held.gradients.diameter
+    assert (vectors >= held.gradients.low).all() and (vectors <= held.gradients.high).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_record_of_the_domain_is_cut(name):
+    study, found, theta, matrix = reference_of(name)
+    with jax.enable_x64(True):
+        body, records = found.at(theta, matrix).body, others(study)
+        vectors = np.asarray(jax.vmap(lambda record: found.vector(body, record))(records))
+        plain = np.asarray(jax.vmap(jax.grad(study.model.log_likelihood), (None, 0))(theta, records))
+        white = np.asarray(jax.vmap(lambda record: found.whitened(body, matrix, record))(records))
+    np.testing.assert_allclose(vectors, plain, atol=1e-9)
+    np.testing.assert_allclose(white, plain @ matrix, atol=1e-9)
+
+
+def test_a_ball_for_every_kind_of_record_is_narrower_than_one_for_all():
+    """Six groups, outcomes of one in ten: the diameter of one ball would be charged up to sqrt(2) too much."""
+    study, found, theta, matrix = reference_of("effects")
+    with jax.enable_x64(True):
+        point = np.concatenate([np.full(GROUPS, -2.2), [0.3]])
+        held = found.at(point, matrix)
+        records = others(study)
+        white = np.asarray(jax.vmap(jax.grad(study.model.log_likelihood), (None, 0))(point, records)) @ matrix
+    _, radius = enclosing(white[None])
+    square = (white**2).sum(1)
+    true = np.sqrt((square[:, None] + square[None] - 2 * white @ white.T).max())
+    assert held.gradients.diameter < 1.12 * true
+    assert 2 * radius[0] > 1.2 * true
+
+
+def test_kinds_tell_records_apart_by_their_whole_numbered_columns():
+    kinds = Kinds(
+        {"y": sf.Binary(), "ward": sf.Categories(GROUPS), "x": sf.Interval(0, 1), "count": sf.Integers(0, 10_000)}
+    )
+    assert kinds.number == 2 * GROUPS
+    values = kinds.values(np.arange(kinds.number))
+    assert [int(kinds.of({k: v[i] for k, v in values.items()})) for i in range(kinds.number)] == list(range(12))
+    assert int(kinds.of({"y": 5, "ward": 99})) == kinds.number - 1, "an index outside would be another record's ball"
+
+
+def test_the_diameter_of_balls_is_that_of_their_union():
+    centres, radii = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([1.0, 0.5])
+    assert diameter(centres, radii) == pytest.approx(6.5, rel=1e-5) and diameter(centres, radii) >= 6.5
+    assert diameter(centres[:1], radii[:1]) >= 2.0
+    body = Balls(None, None, None, centres, radii)
+    cut = np.asarray(body.cut(jnp.array([100.0, 0.0]), 0))
+    np.testing.assert_allclose(cut, [1.0, 0.0], atol=1e-6)
+
+
+# -- kinks --------------------------------------------------------------------------------------------------------------
+
+
+def test_records_between_two_kinks_are_held_where_gradients_jump(monkeypatch):
+    study = make_study(sharp, {"x": sf.Interval(-1, 1), "y": sf.Interval(-10, 10)})
+    theta, matrix = np.array([0.4]), np.array([[0.01]])
+    here, there = np.array([0.395]), np.array([0.41])
+    between = {"x": jnp.ones(50), "y": jnp.linspace(0.39, 0.42, 50)}
+
+    def outside():
+        found = SearchedReference(study.model, study.domain)
+        with jax.enable_x64(True):
+            held = found.at(theta, matrix)
+            vectors = jax.vmap(lambda record: found.vector(held.body, record))(between)
+            low, high = map(float, found.range(held.anchor, here, there, np.zeros(1)))
+            met = scalars(study, here, there, vectors, there - here, between)
+        return float(held.anchor.jump), int(np.sum((met < low) | (met > high)))
+
+    jump, count = outside()
+    assert jump > 0 and count == 0
+    monkeypatch.setattr(searched.SearchedReference, "_jump", lambda *given: 0.0)
+    assert outside()[1] > 0, "a bank of made-up records has none between two kinks"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_smooth_program_has_no_jump(name):
+    _, found, theta, matrix = reference_of(name)
+    assert float(found.at(theta, matrix).anchor.jump) == 0
+
+
+# -- the choice ---------------------------------------------------------------------------------------------------------
+
+
+def logistic(x, y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+def test_a_tight_proof_is_taken_and_a_missing_one_searched_for():
+    proven = make_study(logistic, {"x": sf.Box(-1, 1, shape=(2,)), "y": sf.Binary()})
+    assert not proven.reference_bounds.at(*place(proven.model)).searched
+    found = make_study(*CASES["effects"])
+    assert found.reference_bounds.at(*place(found.model)).searched
+    insisting = make_study(*CASES["effects"], sensitivity="certify")
+    assert not insisting.can_answer("remainder") and "gather" in insisting.why_not("remainder")
+    with pytest.raises(Unsupported, match="gather"):
+        make_study(*CASES["effects"], sensitivity="certify", kernel="langevin")
+
+
+def test_a_loose_proof_gives_way_to_a_search(monkeypatch):
+    study = make_study(logistic, {"x": sf.Box(-1, 1, shape=(2,)), "y": sf.Binary()})
+    best = BestReference(study.model, study.domain)
+    real = best._proven.at
+
+    def loose(*given):
+        proven = real(*given)
+        return proven._replace(gradients=proven.gradients._replace(diameter=2 * proven.gradients.diameter))
+
+    monkeypatch.setattr(best._proven, "at", loose)
+    assert best.at(*place(study.model)).searched
+
+
+def test_a_run_says_that_it_rests_on_a_search():
+    rng = np.random.default_rng(2)
+    n = 40_000
+    ward, x = rng.integers(0, GROUPS, n), rng.uniform(-1, 1, n)
+    y = (rng.random(n) < 1 / (1 + np.exp(-(0.3 * ward - 1 + 0.5 * x)))).astype(int)
+    run = sf.sample(
+        *CASES["effects"][:1], {"ward": ward, "x": x, "y": y}, domain=CASES["effects"][1], epsilon=8.0, delta=1e-6,
+        kernel="langevin", max_iterations=150, chains=2, progress=False,
+    )  # fmt: skip
+    assert "searched for over the declared domain" in str(run.privacy)
+    assert "unless a record of the domain reaches further" in run.privacy.exact
+    assert abs(run.draws["slope"].mean() - 0.5) < 0.3
