@@ -1,5 +1,7 @@
 """Searched bounds: balls that hold whatever comes, ranges that hold every record a search of our own can find, and saboteurs."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,10 +60,12 @@ def place(model, n=50_000):
     return theta, np.eye(model.dim) * (4 / n) ** 0.5
 
 
-def reference_of(name):
+def fresh_reference_of(name):
     study = make_study(*CASES[name])
-    found = SearchedReference(study.model, study.domain)
-    return study, found, *place(study.model)
+    return study, SearchedReference(study.model, study.domain), *place(study.model)
+
+
+reference_of = cache(fresh_reference_of)
 
 
 def others(study, size=4_000, seed=11):
@@ -102,7 +106,7 @@ def test_ranges_hold_records_that_the_search_has_not_seen(name):
     assert missed(*reference_of(name)) == 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["choice", "tails"])
 def test_half_a_range_does_not(name, monkeypatch):
     real = climbing.Climber.widest
 
@@ -111,7 +115,7 @@ def test_half_a_range_does_not(name, monkeypatch):
         return low / 2, high / 2
 
     monkeypatch.setattr(climbing.Climber, "widest", half)
-    assert missed(*reference_of(name)) > 0
+    assert missed(*fresh_reference_of(name)) > 0
 
 
 def test_the_range_of_the_swapped_pair_is_negated():
@@ -158,7 +162,9 @@ def test_no_record_of_the_domain_is_cut(name):
 
 def test_a_ball_for_every_kind_of_record_is_narrower_than_one_for_all():
     """Six groups, outcomes of one in ten: the diameter of one ball would be charged up to sqrt(2) too much."""
-    study, found, theta, matrix = reference_of("effects")
+    model, domain = CASES["effects"]
+    study = make_study(model, domain | {"x": sf.Interval(-0.1, 0.1)})
+    found, (_, matrix) = SearchedReference(study.model, study.domain), place(study.model)
     with jax.enable_x64(True):
         point = np.concatenate([np.full(GROUPS, -2.2), [0.3]])
         held = found.at(point, matrix)
@@ -167,8 +173,8 @@ def test_a_ball_for_every_kind_of_record_is_narrower_than_one_for_all():
     _, radius = enclosing(white[None])
     square = (white**2).sum(1)
     true = np.sqrt((square[:, None] + square[None] - 2 * white @ white.T).max())
-    assert held.gradients.diameter < 1.12 * true
-    assert 2 * radius[0] > 1.2 * true
+    assert true <= held.gradients.diameter < 1.15 * true
+    assert 2 * radius[0] > 1.25 * true
 
 
 def test_kinds_tell_records_apart_by_their_whole_numbered_columns():
