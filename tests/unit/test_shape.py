@@ -11,6 +11,12 @@ from sfumato.bounds.reach import MARGIN, Search
 from sfumato.planner import shape
 from sfumato.planner.belief import assumed_belief, prior_precision
 from sfumato.planner.placing import place
+from sfumato.analysis import local_normal
+from sfumato.bounds import compiled
+from sfumato.planner import shape
+from sfumato.planner.belief import assumed_belief, mean_information, prior_precision
+from sfumato.planner.placing import Asked, place
+from sfumato.bounds.reach import MARGIN, Search
 from sfumato.study.target import make_study
 
 
@@ -112,3 +118,37 @@ def test_names_in_focus_are_sites_or_coordinates():
     names = ["treated", "beta[0]", "beta[1]", "beta_sd"]
     np.testing.assert_allclose(shape.coordinate_weights(names, ["beta"]) == 1, [False, True, True, False])
     np.testing.assert_allclose(shape.coordinate_weights(names, ["beta[1]", "treated"]) == 1, [True, False, True, False])
+
+
+def answers(known, weight, sets):
+    """Errors of answers to simulated releases, beside the standard deviations that they state: shape (sets, coordinates)."""
+    study, root, prior = known
+    rng, budget = np.random.default_rng(2), 0.2
+    search = Search(study.model, [study.domain])
+    matrix = root if weight is None else shape.shaped(search, THETA, root, prior, weight, budget)
+    reach = search.reach("gradient", THETA, matrix)
+    sigma, errors = 2 * reach.radius / budget**0.5, []
+    for _ in range(sets):
+        truth = THETA + root @ rng.standard_normal(5)
+        treatment, x = rng.integers(0, 2, N), rng.uniform(-1, 1, (N, 3))
+        y = truth[0] * treatment + x @ truth[1:4] + np.exp(truth[4]) * rng.standard_normal(N)
+        batch = {"treatment": treatment, "x": x, "y": y.clip(-3, 3)}
+        scores = np.asarray(compiled.scores(study.model)(THETA, batch)) @ matrix
+        assert np.linalg.norm(scores - reach.centre, axis=1).max() < reach.radius  # no record is cut
+        asked = [Asked("gradient", THETA, matrix, sigma, scores.sum(axis=0) + sigma * rng.standard_normal(5))]
+        information = N * mean_information(study.model, THETA, batch)
+        heard = local_normal.hear(asked, np.zeros(5, bool), information=information)
+        mode, covariance = local_normal.normal_answer(study.model, heard)
+        errors.append(np.stack([mode - truth, np.sqrt(np.diag(covariance))]))
+    return np.swapaxes(np.array(errors), 0, 1)
+
+
+def test_measured_errors_fall_as_forecast_and_intervals_still_cover(known):
+    focus = shape.coordinate_weights(known[0].model.coordinate_names(), ["treated"])
+    with jax.enable_x64(True):
+        plain, _ = answers(known, None, 200)
+        named, stated = answers(known, focus, 200)
+    ratio = np.sqrt(np.mean(named[:, 0] ** 2) / np.mean(plain[:, 0] ** 2))
+    assert ratio < 0.85
+    covers = np.mean(np.abs(named) < 1.645 * stated, axis=1)
+    assert abs(covers.mean() - 0.9) < 0.02 + 3 * covers.std() / 200**0.5

@@ -54,6 +54,7 @@ WINDOW = 9.0  # standard deviations of noise either side
 RANK = 1e-11
 """Eigenvalues of P below this share of the largest measure nothing that floating point could tell from rounding."""
 _PRIOR_TRIES = 256
+_APART = 100.0  # factor between prior standard deviations of coordinates, from which a climb is scaled by them
 
 
 def from_copies(mean: np.ndarray, variance: float, n: int) -> Measurement:
@@ -224,8 +225,9 @@ def find_mode(density: LogDensity, starts: np.ndarray, keep: int = 3) -> tuple[n
     from scipy.optimize import minimize
 
     value = jax.jit(jax.vmap(density))
-    # In units of the prior: coordinates may differ by orders of magnitude.
-    unit = np.maximum(np.std(starts, axis=0), 1e-300) if len(starts) > 1 else np.ones(starts.shape[1])
+    # In units of the prior where these differ by orders of magnitude.
+    spread = np.maximum(np.std(starts, axis=0), 1e-300)
+    unit = spread if spread.max() > _APART * spread.min() else np.ones(len(spread))
     both = jax.jit(jax.value_and_grad(lambda theta: -density(theta)))
     heights = np.asarray(value(jnp.asarray(starts)))
     order = np.argsort(-np.where(np.isfinite(heights), heights, -np.inf))[:keep]
