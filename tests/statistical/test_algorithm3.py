@@ -98,7 +98,7 @@ def p_values(
     return moment_p_values(rows.theta[BURN:, :, 0], points, weight)
 
 
-@pytest.mark.parametrize(("case", "kernel"), zip(CASES, KERNELS, strict=True))
+@pytest.mark.parametrize(("case", "kernel"), list(zip(CASES, KERNELS, strict=True)))
 def test_the_chain_draws_from_the_posterior(case, kernel):
     assert min(p_values(case, kernel)) > FALSE_ALARM / 4
 

@@ -81,7 +81,7 @@ def p_values(case: str, kernel: str, sigma: float = 1.3, source=None) -> list[fl
 
 # Every likelihood once, every walk at least once: a likelihood does not know which walk asks.
 @pytest.mark.parametrize(
-    ("case", "kernel"), zip(CASES, ["random-walk", "componentwise", "guided", "guided"], strict=True)
+    ("case", "kernel"), list(zip(CASES, ["random-walk", "componentwise", "guided", "guided"], strict=True))
 )
 def test_the_chain_draws_from_the_grid_posterior(case, kernel):
     assert min(p_values(case, kernel)) > FALSE_ALARM / 4

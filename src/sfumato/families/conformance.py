@@ -157,7 +157,7 @@ def check_densities(suite: Suite, draws: int) -> None:
     family = suite.family
     few = {name: column[:200] for name, column in suite.records.items()}
 
-    @jax.jit
+    @quick_jit
     def gap(values: Values) -> Array:
         ours = jax.vmap(lambda r: family.log_likelihood(values, r))(few)
         return ours - family.log_prob(values, few)
@@ -174,7 +174,7 @@ def check_model(suite: Suite, draws: int) -> None:
     model, family = suite.model, suite.family
     record = {name: column[0] for name, column in suite.records.items()}
 
-    @jax.jit
+    @quick_jit
     def both(values: Values) -> Any:
         theta = model.unconstrain(values)
         scores = model.log_likelihood(theta, record), family.log_likelihood(values, record)
@@ -195,7 +195,7 @@ def check_score(suite: Suite, draws: int) -> None:
     r"""Score identity: the log-normaliser's gradient is minus the mean of S, :math:`\nabla\log g = -J^\top E[S]`."""
     family, model = suite.family, suite.model
 
-    @jax.jit
+    @quick_jit
     def derivatives(values: Values) -> tuple[Array, Array]:
         theta = model.unconstrain(values)
         jacobian = jax.jacfwd(lambda t: family.natural(model.constrain(t)))(theta)
@@ -226,7 +226,7 @@ def check_partition(suite: Suite, draws: int) -> None:
     """`log_partition` is minus `log_g`, its gradient the mean, its Hessian the covariance."""
     family = suite.family
 
-    @jax.jit
+    @quick_jit
     def both(values: Values) -> Any:
         phi = family.natural(values)
         ours = family.log_partition(phi), jax.grad(family.log_partition)(phi), jax.hessian(family.log_partition)(phi)
@@ -392,7 +392,7 @@ def check_posterior(suite: Suite, draws: int) -> None:
     posterior, prior = family.posterior(s_n, n), family.joint_prior()
     _expect(isinstance(posterior, Joint), "posterior must be a Joint")
 
-    @jax.jit
+    @quick_jit
     def gap(values: Values) -> Array:
         likelihood = jnp.sum(jax.vmap(lambda r: family.log_likelihood(values, r))(records))
         return prior.log_prob(values) + likelihood - posterior.log_prob(values)

@@ -15,6 +15,7 @@ from sfumato.bounds.reference import Reference
 from sfumato.errors import Unsupported
 from sfumato.model import from_numpyro
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cost_quanta
+from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault.queries.vector import score_sum
 
 # -- the cut ----------------------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ def test_whatever_a_record_gives_two_cut_vectors_are_no_further_apart_than_the_c
         # A half of them reach for the ends of every range: there the diameter is attained.
         slopes = np.where(np.arange(count)[:, None] % 2 == 0, 1e9, 1.0) * anything(rng, (count, found.number))
         atoms = anything(rng, (count, found.region.size))
-        cut = jax.jit(jax.vmap(lambda s, a: body.vector(found, s, a)))
+        cut = quick_jit(jax.vmap(lambda s, a: body.vector(found, s, a)))
         vectors = np.asarray(cut(jnp.asarray(slopes), jnp.asarray(atoms))) @ root
         nothing = cut(jnp.full((2, found.number), jnp.nan), jnp.full((2, found.region.size), jnp.nan))
     assert np.all(np.isfinite(vectors)) and np.all(np.isfinite(nothing)) and np.array_equal(nothing[0], nothing[1])
@@ -97,8 +98,8 @@ def test_functions_of_a_record_are_evaluated_as_the_program_evaluates_them(case)
     theta = rng.normal(size=2)
     with jax.enable_x64(True):
         body = near.at(theta, np.eye(2)).body
-        ours = jax.vmap(near.vector, (None, 0))(body, {k: jnp.asarray(v) for k, v in table.items()})
-        theirs = jax.vmap(jax.grad(model.log_likelihood), (None, 0))(jnp.asarray(theta), table)
+        ours = quick_jit(jax.vmap(near.vector, (None, 0)))(body, {k: jnp.asarray(v) for k, v in table.items()})
+        theirs = quick_jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))(jnp.asarray(theta), table)
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
     assert np.ptp(np.asarray(theirs)[:, 1]) > 0.3
 
