@@ -7,16 +7,12 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
-from sfumato.bounds.reach import MARGIN, Search
-from sfumato.planner import shape
-from sfumato.planner.belief import assumed_belief, prior_precision
-from sfumato.planner.placing import place
 from sfumato.analysis import local_normal
 from sfumato.bounds import compiled
+from sfumato.bounds.reach import MARGIN, Search
 from sfumato.planner import shape
 from sfumato.planner.belief import assumed_belief, mean_information, prior_precision
 from sfumato.planner.placing import Asked, place
-from sfumato.bounds.reach import MARGIN, Search
 from sfumato.study.target import make_study
 
 
