@@ -8,7 +8,7 @@ import pytest
 from sfumato import bounds, domain
 from sfumato.errors import InvalidInput, InvalidModel, LedgerError
 from sfumato.files.schema import keys
-from sfumato.files.study import PLAN_OPTIONS, SAMPLE_OPTIONS, Settings, load_model, read_study
+from sfumato.files.study import ESTIMATE_OPTIONS, PLAN_OPTIONS, SAMPLE_OPTIONS, Settings, load_model, read_study
 
 GOOD = """
 [study]
@@ -176,14 +176,15 @@ def test_a_model_file_that_raises_is_told_by_type_and_line_only(tmp_path):
 def test_every_setting_reaches_the_sampler_or_is_used_here():
     """A key that parses and then does nothing would be a silent default."""
     used_here = {"name", "model", "epsilon", "delta", "ledger", "checkpoint"}
-    assert set(Settings.__struct_fields__) == used_here | set(SAMPLE_OPTIONS)
+    assert set(Settings.__struct_fields__) == used_here | set(SAMPLE_OPTIONS) | set(ESTIMATE_OPTIONS)
 
 
 def test_the_defaults_of_the_reference_are_those_of_the_library():
+    from sfumato.run.estimating import estimate
     from sfumato.run.sampling import plan, sample
 
     declared = {name: key.default for name, key in keys(Settings).items()}
-    for function, names in ((sample, SAMPLE_OPTIONS), (plan, PLAN_OPTIONS)):
+    for function, names in ((sample, SAMPLE_OPTIONS), (plan, PLAN_OPTIONS), (estimate, ESTIMATE_OPTIONS)):
         parameters = inspect.signature(function).parameters
         assert {name: declared[name] for name in names} == {name: parameters[name].default for name in names}
 

@@ -54,7 +54,7 @@ class Settings(Table, frozen=True):
     force
         Sample even if the plan says that the chain cannot mix.
     draws
-        Draws of an estimate in each of four rows; 1000 by default. Keys about chains are not for estimates.
+        Draws of an estimate in each of four rows. Keys about chains are not for estimates.
     iterations
         Steps per chain; as many as the budget pays for by default.
     max_iterations
@@ -79,7 +79,7 @@ class Settings(Table, frozen=True):
     precision: Precision = "float64"
     seed: int | None = None
     force: bool = False
-    draws: Count | None = None
+    draws: Count = 1000
     iterations: Count | None = None
     max_iterations: Count | None = None
     pilot_share: Annotated[float, Meta(ge=0, lt=1)] | None = None

@@ -64,6 +64,8 @@ class EstimateForecast(NamedTuple):
                 f"{first}, 90% intervals {_short(low)} times as wide as without privacy or wider, up to the prior's own"
             )
         first = f"an error of {_range(_error(low), _error(high))} posterior sds from noise"
+        if high < _HARDLY:
+            return f"{first}, 90% intervals hardly wider than without privacy"
         return f"{first}, 90% intervals {_range(low, high)} times as wide as without privacy"
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +80,7 @@ class EstimateForecast(NamedTuple):
         return cls(**values | {"band": tuple(values["band"]) if values["band"] else None})
 
 
+_HARDLY = 1.05
 _CLOSE = 1.1  # a narrower range says no more than its middle
 _FAR = 10.0  # a wider one says no more than its lower end
 
