@@ -6,8 +6,8 @@ Every cell is a model, a number of parameters, of records, an epsilon and a way 
 the prior, a table from the truth, and an estimate is made as `sf.estimate` makes it. Wanted: 90 % intervals cover in 85 to 95 %
 of the cases in each cell, and in 89 to 91 % of all (beyond chance: a cell's share has a standard error of its own, printed). The
 error is compared with that of the one-shot limit: a single release of the score, at the mode, with the whole budget. Wanted: 1.3
-times that at the most, where the limit is one draw or more. With several owners each has an equal budget and adds noise of its own;
-the limit is that of as many who each release once.
+times that at the most, where the limit is one draw or more. With several owners each has an equal budget and adds noise of its
+own; the limit is that of as many who each release once.
 
 A release is simulated: an exact sum over the table and NumPy's normal noise. The vault's own sums, noise and charges have tests
 of their own. The price of every release is added up all the same, and an estimate that passes its budget ends the benchmark.
@@ -321,7 +321,9 @@ def missed(rows: list[Row]) -> bool:
     print(f"{'ok    ' if not outside else 'MISSED'} every cell covers in 85 to 95 %: {', '.join(outside) or 'all'}")
     print(f"{'ok    ' if inside else 'MISSED'} all together in 89 to 91 %: {pooled:.1%} +- {spread:.1%}")
     far = [f"{r.name} ({r.over_limit:.2f})" for r in rows if r.limit >= 1 and r.over_limit > LARGEST_ERROR]
-    print(f"{'ok    ' if not far else 'MISSED'} error at most 1.3 of the limit's, from one draw on: {', '.join(far) or 'all'}")
+    print(
+        f"{'ok    ' if not far else 'MISSED'} error at most 1.3 of the limit's, from one draw on: {', '.join(far) or 'all'}"
+    )
     return bool(outside or far) or not inside
 
 
@@ -348,19 +350,22 @@ def main() -> None:
         partial(row, sets=args.sets, seed=seed, straight=args.straight, owners=args.owners),
         [known[c] for c in args.cells.split(",")],
     )
-    rows = []
+    rows: list[Row] = []
+
+    def keep(found: Row) -> None:
+        rows.append(found)
+        print(found.text, flush=True)
+        if args.json is not None:  # after every cell: what was measured is kept when the rest is not waited for
+            args.json.write_text(json.dumps([r._asdict() for r in rows], indent=1))
+
     if args.jobs > 1:
         with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
             for found in pool.map(work, chosen):
-                print(found.text, flush=True)
-                rows.append(found)
+                keep(found)
     else:
         for cell in chosen:
-            rows.append(work(cell))
-            print(rows[-1].text, flush=True)
+            keep(work(cell))
     print(LEGEND)
-    if args.json is not None:
-        args.json.write_text(json.dumps([r._asdict() for r in rows], indent=1))
     sys.exit(missed(rows))
 
 

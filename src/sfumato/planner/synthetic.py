@@ -24,8 +24,14 @@ SIZE = 2048
 
 
 def uniform(
-    model: Model, domain: Mapping[str, Domain], theta: np.ndarray, size: int = SIZE, seed: int = 0, spread: float = 1.0,
-    *, clamp: bool = True,
+    model: Model,
+    domain: Mapping[str, Domain],
+    theta: np.ndarray,
+    size: int = SIZE,
+    seed: int = 0,
+    spread: float = 1.0,
+    *,
+    clamp: bool = True,
 ) -> Batch:
     """Draw records from the model at theta; or, where it cannot, covariates from the domain and outcomes from the model.
 
@@ -40,7 +46,9 @@ def uniform(
 
 def clamped(domain: Mapping[str, Domain], batch: Batch) -> Batch:
     """The same records as their owner would hand them over: what leaves the domain is clamped to it."""
-    return {name: as_model_input(column, column.clamp(np.asarray(batch[name], float))) for name, column in domain.items()}
+    return {
+        name: as_model_input(column, column.clamp(np.asarray(batch[name], float))) for name, column in domain.items()
+    }
 
 
 def _drawn_in(column: Domain, values: np.ndarray, spread: float) -> np.ndarray:
