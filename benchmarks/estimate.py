@@ -239,7 +239,7 @@ def verdict(model: Model, heard: Any, placed: Placed, found: Any, theta: np.ndar
     size = float(np.trace(heard.information)) / len(heard.root)
     about = {
         "off": float(np.sqrt(np.mean(away**2))), "surprise": placed.surprise, "effective": found.effective,
-        "roughness": heard.roughness * (2 * len(heard.root)) ** 0.5 / size,
+        "roughness": float(np.hypot(heard.roughness, found.apart)) * (2 * len(heard.root)) ** 0.5 / size,
     }  # fmt: skip
     said: Any = SimpleNamespace(about=about, label="", of_prior=of_prior(model, theta))
     return judge(said).level

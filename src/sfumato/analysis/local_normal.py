@@ -115,11 +115,15 @@ class Heard(NamedTuple):
 
 
 class Population(NamedTuple):
-    """Points of theta (unconstrained) with weights that sum to one, and how many equally weighted ones they are worth."""
+    """Points of theta (unconstrained) with weights that sum to one, and how many equally weighted ones they are worth.
+
+    `apart`: how far the made-up records' whitened information is off the released one, where they stand for the others.
+    """
 
     theta: np.ndarray
     weight: np.ndarray
     effective: float
+    apart: float = 0.0
 
 
 # -- from releases to a measurement ---------------------------------------------------------------------------------------
@@ -264,6 +268,8 @@ class MadeUp(NamedTuple):
         Whitened score of each record at the place, with its outcome clamped to the domain, and as drawn.
     follows
         Whether outcomes have a part in a record's information there, so that it follows theta.
+    apart
+        How far their information at the answer is off the released one, beyond its noise: root mean square of a number.
     """
 
     batch: dict[str, np.ndarray]
@@ -271,6 +277,7 @@ class MadeUp(NamedTuple):
     scores: np.ndarray
     unclamped: np.ndarray
     follows: bool
+    apart: float
 
 
 def make_up(
@@ -293,7 +300,8 @@ def make_up(
     met = synthetic.clamped(domain, batch)
     information, follows = _informations(model, domain, heard, mode, met)
     # Where outcomes have a part in it, covariates must not explain what a parameter does that is not known yet.
-    log_drawn = log_drawn - _tilt(model, n, heard, information, LOOSE if follows else _LEAST_ROUGH)
+    tilt = _tilt(model, n, heard, information, LOOSE if follows else _LEAST_ROUGH)
+    log_drawn, apart = log_drawn - tilt, _apart(n, heard, information, tilt) if follows else 0.0
     scores, unclamped = (np.asarray(compiled.scores(model)(heard.theta, one))[:, heard.loud] for one in (met, batch))
     good = np.isfinite(log_drawn) & np.isfinite(scores).all(axis=1) & np.isfinite(unclamped).all(axis=1)
     if good.sum() < len(good) / 2:
@@ -304,7 +312,7 @@ def make_up(
 
     return MadeUp(
         batch, np.where(good, log_drawn, np.inf), kept(scores) @ heard.root, kept(unclamped) @ heard.root,
-        follows,
+        follows, apart,
     )  # fmt: skip
 
 
@@ -341,6 +349,15 @@ def _informations(
     if np.allclose(one, other, rtol=1e-6, atol=1e-9 * float(np.max(np.abs(one[np.isfinite(one)]), initial=1e-300))):
         return one, False
     return np.mean([one, other, *(redrawn(seed) for seed in range(2, _REDRAWN))], axis=0), True
+
+
+def _apart(n: int, heard: Heard, information: np.ndarray, tilt: np.ndarray) -> float:
+    """How far the information of reweighted made-up records is off the released one, beyond its noise."""
+    if heard.raw is None:
+        return 0.0
+    mean = np.exp(tilt - logsumexp(tilt)) @ np.nan_to_num(information)
+    square = float(np.mean((n * mean - matrix_to_triangle(heard.raw)) ** 2))
+    return float(max(square - heard.roughness**2, 0.0) ** 0.5)
 
 
 def _tilt(model: Model, n: int, heard: Heard, information: np.ndarray, least: float) -> np.ndarray:
@@ -410,7 +427,8 @@ def _constants(model: Model, n: int, heard: Heard, made: MadeUp | None) -> _Cons
     loud, size = np.flatnonzero(heard.loud), len(heard.root)
     root = np.linalg.cholesky(heard.information)
     fixed = (loud, np.linalg.inv(heard.root), heard.theta, heard.score, heard.noise, heard.information, root)
-    rough, one = np.array(heard.roughness), np.eye(size)
+    # Where made-up records stand for the others, they may be as wrong as their information is.
+    one, rough = np.eye(size), np.hypot(heard.roughness, 0.0 if made is None else made.apart)
     if made is None:
         return _Constants(*fixed, rough, {}, np.zeros(0), np.zeros((0, 0)), np.zeros(0), one, one)
     weight = _weights(np.asarray(_log_likelihoods(model)(heard.theta, made.batch)), made.log_drawn)
@@ -496,7 +514,7 @@ def answer(
         about = _moments(found)
         made = make_up(model, domain, n, heard, seed, about) or made
         found = _sampled(model, made, _constants(model, n, heard, made), about, seed)
-    return found
+    return found._replace(apart=made.apart)
 
 
 def _sampled(model: Model, made: MadeUp | None, constants: _Constants, about: Moments, seed: int) -> Population:

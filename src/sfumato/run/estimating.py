@@ -227,15 +227,19 @@ def _answer(study: Study, n: int, placed: Placed, clamped: bool, seed: int) -> t
     sd = np.sqrt(np.maximum(weight @ (theta - mean) ** 2, 1e-300))
     away = ((mean - placed.asked[-1].theta) / sd)[heard.loud]
     about = {
-        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard),
+        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard, found_points.apart),
         "effective": found_points.effective,
     }  # fmt: skip
     return points, weight, LABEL, about, _of_prior(model, theta, weight)
 
 
-def _relative_roughness(heard: local_normal.Heard) -> float:
-    """Spectral noise of the information beside its own size."""
-    return float(heard.roughness * (2 * len(heard.root)) ** 0.5 / (np.trace(heard.information) / len(heard.root)))
+def _relative_roughness(heard: local_normal.Heard, apart: float) -> float:
+    """Spectral noise of the information beside its own size, with what made-up records are off it."""
+    return float(
+        np.hypot(heard.roughness, apart)
+        * (2 * len(heard.root)) ** 0.5
+        / (np.trace(heard.information) / len(heard.root))
+    )
 
 
 def _has_law(family: Family) -> bool:
