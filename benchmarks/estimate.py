@@ -6,8 +6,8 @@ Every cell is a model, a number of parameters, of records, an epsilon and a way 
 the prior, a table from the truth, and an estimate is made as `sf.estimate` makes it. Wanted: 90 % intervals cover in 85 to 95 %
 of the cases in each cell, and in 89 to 91 % of all (beyond chance: a cell's share has a standard error of its own, printed). The
 error is compared with that of the one-shot limit: a single release of the score, at the mode, with the whole budget. Wanted: 1.3
-times that at the most, where the limit is one draw or more. With several owners each has an equal budget and adds noise of its own;
-the limit is that of as many who each release once.
+times that at the most, where the limit is one draw or more. With several owners each has an equal budget and adds noise of its
+own; the limit is that of as many who each release once.
 
 A release is simulated: an exact sum over the table and NumPy's normal noise. The vault's own sums, noise and charges have tests
 of their own. The price of every release is added up all the same, and an estimate that passes its budget ends the benchmark.
@@ -239,7 +239,7 @@ def verdict(model: Model, heard: Any, placed: Placed, found: Any, theta: np.ndar
     size = float(np.trace(heard.information)) / len(heard.root)
     about = {
         "off": float(np.sqrt(np.mean(away**2))), "surprise": placed.surprise, "effective": found.effective,
-        "roughness": heard.roughness * (2 * len(heard.root)) ** 0.5 / size,
+        "roughness": float(np.hypot(heard.roughness, found.apart)) * (2 * len(heard.root)) ** 0.5 / size,
     }  # fmt: skip
     said: Any = SimpleNamespace(about=about, label="", of_prior=of_prior(model, theta))
     return judge(said).level
@@ -350,19 +350,22 @@ def main() -> None:
         partial(row, sets=args.sets, seed=seed, straight=args.straight, owners=args.owners),
         [known[c] for c in args.cells.split(",")],
     )
-    rows = []
+    rows: list[Row] = []
+
+    def keep(found: Row) -> None:
+        rows.append(found)
+        print(found.text, flush=True)
+        if args.json is not None:  # after every cell: what was measured is kept when the rest is not waited for
+            args.json.write_text(json.dumps([r._asdict() for r in rows], indent=1))
+
     if args.jobs > 1:
         with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
             for found in pool.map(work, chosen):
-                print(found.text, flush=True)
-                rows.append(found)
+                keep(found)
     else:
         for cell in chosen:
-            rows.append(work(cell))
-            print(rows[-1].text, flush=True)
+            keep(work(cell))
     print(LEGEND)
-    if args.json is not None:
-        args.json.write_text(json.dumps([r._asdict() for r in rows], indent=1))
     sys.exit(missed(rows))
 
 

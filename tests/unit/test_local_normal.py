@@ -127,3 +127,82 @@ def test_the_law_covers_and_saboteurs_do_not():
     assert 0.85 < covered(1.0, 1.0) < 0.95
     assert covered(1e-3, 1.0) < 0.8  # the noise left out of the covariance
     assert covered(1.0, 2.0) < 0.8  # the information counted twice
+
+
+def covered_with_rough_information(told, sets=400, seed=0):
+    """The same where the information is released with noise of half its size, and the place is a prior away; by quadrature."""
+    study = make_study(height, {"y": sf.Interval(-50.0, 50.0)})
+    rng, grid = np.random.default_rng(seed), np.linspace(-14, 14, 2800)[:, None]
+    information, rough, hits = 40.0, 8.0, 0
+    density = local_normal._densities(study.model, False, False)
+    with jax.enable_x64(True):
+        for _ in range(sets):
+            truth = PRIOR_SD * rng.standard_normal()
+            score = information * truth + information**0.5 * rng.standard_normal() + rng.standard_normal()
+            released = max(information + rough * rng.standard_normal(), 1.0)
+            measured = heard(score, 1.0, information=released, rough=rough * told)
+            heights = np.asarray(density(grid, local_normal._constants(study.model, 1, measured, None)))
+            below = np.cumsum(np.exp(heights - heights.max()))
+            hits += 0.05 < np.interp(truth, grid[:, 0], below / below[-1]) < 0.95
+    return hits / sets
+
+
+def test_the_noise_of_the_information_must_be_told():
+    assert 0.85 < covered_with_rough_information(1.0) < 0.95
+    assert covered_with_rough_information(1e-6) < 0.7  # the noise of the information ignored
+
+
+def spread_out(y):
+    scale = numpyro.sample("log_scale", dist.Normal(0.0, 1.0))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, jax.numpy.exp(scale)), obs=y)
+
+
+def test_information_that_outcomes_have_a_part_in_is_no_slope():
+    """At a scale of one, of records whose scale is two: the score is 3n and the information 8n, whose quotient says nothing."""
+    study, n = make_study(spread_out, {"y": sf.Interval(-60.0, 60.0)}), 400
+    measured = heard(3.0 * n, 1e-3, information=8.0 * n, rough=1e-3)
+    bent, sd = moments(study, measured, n)
+    assert bent == pytest.approx(np.log(2.0), abs=0.06)
+    assert sd == pytest.approx((2 * n) ** -0.5, rel=0.25)
+    straight, _ = moments(study, measured, n, straight=True)
+    assert straight < 0.5
+
+
+def test_outcomes_that_an_owner_clamps_are_made_up_clamped():
+    """Normal outcomes about 1.5 in a domain that ends at one: two thirds are clamped, and the score is what is left of it."""
+    study, n = make_study(height, {"y": sf.Interval(-1.0, 1.0)}), 400
+    y = np.random.default_rng(0).normal(1.5, 1.0, 400_000).clip(-1.0, 1.0)
+    measured = heard(n * y.mean(), 1e-3, information=n, rough=1e-3)
+    mean, _ = moments(study, measured, n)
+    assert mean == pytest.approx(1.5, abs=0.15)
+    assert moments(study, measured, n, straight=True)[0] < 1.0  # as if nothing had been clamped
+
+
+def ten(y):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([10]).to_event(1))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(beta.sum(), 1.0), obs=y)
+
+
+def narrow(points, width=0.05):
+    """Log density of a normal in ten dimensions, a twentieth of the prior wide, a prior standard deviation away."""
+    return -np.sum(((points - 1.0) / width) ** 2, axis=1) / 2
+
+
+def test_the_sampler_finds_a_narrow_answer_in_ten_dimensions_from_a_wrong_first_guess():
+    model = make_study(ten, {"y": sf.Interval(-50.0, 50.0)}).model
+    found = local_normal._adapt(model, (np.full(10, 0.8), 0.1**2 * np.eye(10)), narrow, 0)
+    assert found.effective > local_normal.LEAST
+    np.testing.assert_allclose(found.weight @ found.theta, 1.0, atol=0.01)
+    np.testing.assert_allclose(found.weight @ (found.theta - 1.0) ** 2, 0.05**2, rtol=0.2)
+
+
+def test_walkers_take_over_from_a_population_that_is_no_good():
+    rng = np.random.default_rng(0)
+    poor = 1.0 + 0.1 * rng.standard_normal((600, 10))
+    weight = np.exp(narrow(poor) - narrow(poor).max())
+    weight /= weight.sum()
+    found = local_normal._walked(local_normal.Population(poor, weight, float(1 / np.sum(weight**2))), narrow, 0)
+    np.testing.assert_allclose(found.weight @ found.theta, 1.0, atol=0.015)
+    np.testing.assert_allclose(found.weight @ (found.theta - 1.0) ** 2, 0.05**2, rtol=0.35)

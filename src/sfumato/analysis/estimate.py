@@ -38,7 +38,7 @@ FAR, TOO_FAR = 4.0, 8.0
 """Distance of the place from the answer, in standard deviations of the answer (rms), that is worth a word, or too far."""
 ROUGH = 0.7
 """Spectral noise of the whitened information that is worth a word."""
-FEW = 200.0
+FEW = 400.0
 """Effective points of the population below which ends of intervals are rough."""
 
 

@@ -71,7 +71,7 @@ def by_scores(
     sd = np.sqrt(np.maximum(weight @ (theta - mean) ** 2, 1e-300))
     away = ((mean - theta_star) / sd)[heard.loud]
     about = {
-        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard), "effective": found.effective,
+        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard, found.apart), "effective": found.effective,
     }  # fmt: skip
     points = {name: np.asarray(value) for name, value in sites.items()}
     return Answer(points, weight, about, share_of_prior(model, theta, weight))
@@ -106,9 +106,10 @@ def share_of_prior(model: Model, theta: np.ndarray, weight: np.ndarray) -> dict[
     return dict(zip(model.coordinate_names(), ratio.tolist(), strict=True))
 
 
-def _relative_roughness(heard: local_normal.Heard) -> float:
-    """Spectral noise of the information beside its own size."""
-    return float(heard.roughness * (2 * len(heard.root)) ** 0.5 / (np.trace(heard.information) / len(heard.root)))
+def _relative_roughness(heard: local_normal.Heard, apart: float) -> float:
+    """Spectral noise of the information beside its own size, with what made-up records are off it."""
+    size = np.trace(heard.information) / len(heard.root)
+    return float(np.hypot(heard.roughness, apart) * (2 * len(heard.root)) ** 0.5 / size)
 
 
 # -- from a run -------------------------------------------------------------------------------------------------------------
