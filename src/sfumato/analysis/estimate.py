@@ -38,6 +38,8 @@ FAR, TOO_FAR = 4.0, 8.0
 """Distance of the place from the answer, in standard deviations of the answer (rms), that is worth a word, or too far."""
 ROUGH = 0.7
 """Spectral noise of the whitened information that is worth a word."""
+WIDE = 1.0
+"""One-shot limit, in draws, below which noise is wider than the posterior without privacy."""
 FEW = 400.0
 """Effective points of the population below which ends of intervals are rough."""
 
@@ -157,8 +159,8 @@ def judge(estimate: Estimate) -> Verdict:
 
     The rule: *unusable* where the place is more than `TOO_FAR` of the answer's standard deviations off, because no score from so
     far tells of the answer by a normal law; *rough* where it is more than `FAR` off, where the last gradient contradicts the
-    search for the place, where the information is mostly noise, where every parameter is mostly prior, or where few points
-    carry the weight.
+    search for the place, where the information is mostly noise, where the noise is wider than the posterior without privacy, where
+    every parameter is mostly prior, or where few points carry the weight.
     """
     about, reasons = estimate.about, [estimate.label]
     level: Any = "good"
@@ -176,6 +178,11 @@ def judge(estimate: Estimate) -> Verdict:
         ),
         (about["surprise"], "The last gradient contradicts the search for the place, by more than noise explains."),
         (about["roughness"] > ROUGH, "The released information is mostly noise, so the widths of intervals are rough."),
+        (
+            about["limit"] < WIDE and not about.get("law"),
+            f"The budget is worth {about['limit']:.2g} draws of the posterior: over so wide an answer the shape of the likelihood is "
+            "that of made-up records, and the widths of intervals are rough.",
+        ),
         (about["effective"] < FEW, "Few points carry the weight, so the ends of intervals are rough."),
     ]
     mostly = [name for name, share in estimate.of_prior.items() if share > MOSTLY_PRIOR]

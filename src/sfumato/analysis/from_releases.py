@@ -71,7 +71,8 @@ def by_scores(
     sd = np.sqrt(np.maximum(weight @ (theta - mean) ** 2, 1e-300))
     away = ((mean - theta_star) / sd)[heard.loud]
     about = {
-        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard, found.apart), "effective": found.effective,
+        "off": float(np.sqrt(np.mean(away**2))), "roughness": _relative_roughness(heard, found.apart),
+        "effective": found.effective,
     }  # fmt: skip
     points = {name: np.asarray(value) for name, value in sites.items()}
     return Answer(points, weight, about, share_of_prior(model, theta, weight))
@@ -84,7 +85,7 @@ def by_law(model: Model, found: noise_aware.NoiseAware) -> Answer:
         sites = {name: jnp.asarray(values) for name, values in points.items()}
         theta = np.asarray(jax.jit(jax.vmap(model.unconstrain))(sites))
     weight = np.full(len(theta), 1 / len(theta))
-    about = {"off": 0.0, "roughness": 0.0, "effective": float(len(theta))}
+    about = {"off": 0.0, "roughness": 0.0, "effective": float(len(theta)), "law": 1.0}
     return Answer(points, weight, about, share_of_prior(model, theta, weight))
 
 
