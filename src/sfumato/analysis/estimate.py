@@ -159,8 +159,8 @@ def judge(estimate: Estimate) -> Verdict:
 
     The rule: *unusable* where the place is more than `TOO_FAR` of the answer's standard deviations off, because no score from so
     far tells of the answer by a normal law; *rough* where it is more than `FAR` off, where the last gradient contradicts the
-    search for the place, where the information is mostly noise, where the noise is wider than the posterior without privacy (but for
-    families with a law), where every parameter is mostly prior, or where few points carry the weight.
+    search for the place, where the information is mostly noise, where the noise is wider than the posterior without privacy (but
+    for families with a law), where every parameter is mostly prior, or where few points carry the weight.
     """
     about, reasons = estimate.about, [estimate.label]
     level: Any = "good"
@@ -180,8 +180,8 @@ def judge(estimate: Estimate) -> Verdict:
         (about["roughness"] > ROUGH, "The released information is mostly noise, so the widths of intervals are rough."),
         (
             about["limit"] < WIDE and not about.get("law"),
-            f"The budget is worth {about['limit']:.2g} draws of the posterior. Over so wide an answer the shape of the likelihood "
-            "is that of made-up records, and the widths of intervals are rough.",
+            f"The budget is worth {about['limit']:.2g} draws of the posterior. Over so wide an answer the shape of the "
+            "likelihood is that of made-up records, and the widths of intervals are rough.",
         ),
         (about["effective"] < FEW, "Few points carry the weight, so the ends of intervals are rough."),
     ]
