@@ -45,7 +45,7 @@ def test_a_good_study(tmp_path):
     assert study.data_path == tmp_path / "people.csv"
     assert study.records() == 100
     assert study.guess is None
-    assert study.sensitivity() == "certify"
+    assert study.sensitivity() == "auto"
     assert study.open_ledger() is None
     assert study.options(["chains", "epsilon"]) == {"epsilon": 1.0}
 
@@ -79,7 +79,7 @@ def test_a_good_study(tmp_path):
         (("[study]", "[study"), ["not valid TOML", "line 2"]),
         (
             ("[domain.y]", "[sensitivity]\nkind = 'magic'\n[domain.y]"),
-            ["kind in [sensitivity] of", "certify, clip, lipschitz", "'magic'"],
+            ["kind in [sensitivity] of", "auto, certify, clip, lipschitz", "'magic'"],
         ),
         (("[domain.y]", "[sensitivity]\nkind = 'clip'\nboud = 1\n[domain.y]"), ["[sensitivity]", "'boud'", "bound"]),
         (("[domain.y]", "[sensitivity]\nkind = 'clip'\nnorm = 1\n[domain.y]"), ["[sensitivity]", "norm", "bound"]),
