@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
-from sfumato.bounds import compiled
+from sfumato.bounds import compiled, synthetic
 from sfumato.bounds.compiled import prior_draws
 from sfumato.bounds.reach import MARGIN, Search, diameter, enclosing_ball
 from sfumato.kernel import PublicStream
@@ -437,3 +437,36 @@ def test_a_curved_prior_is_followed_to_the_top():
         top = summit(model, np.array([0.3, 1.8]), information @ np.array([0.9, 0.0]), information)
     assert top[0] == pytest.approx(1.2, rel=1e-3)
     assert top[1] == pytest.approx(20.0 * top[0] ** 2, rel=1e-3)
+
+
+# -- directions that no record speaks of ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [2, 3, 10, 600])
+def test_an_intercept_beside_an_effect_for_every_group_has_one_silent_direction(groups):
+    """Also where a group is so rare that no made-up table of two thousand records need have it."""
+
+    def model(ward, y):
+        base = numpyro.sample("base", dist.Normal(0.0, 3.0))
+        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0).expand([groups]).to_event(1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=base + effect[ward]), obs=y)
+
+    study = make_study(model, {"ward": sf.Categories(groups), "y": sf.Binary()})
+    with jax.enable_x64(True):
+        silent = synthetic.silent_directions(study.model, study.domain, np.full(groups + 1, 0.1))
+    assert silent.shape == (groups + 1, 1)
+    along = np.concatenate([[-1.0], np.ones(groups)]) / (groups + 1) ** 0.5
+    assert abs(along @ silent[:, 0]) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6, 1e8])
+def test_a_column_far_from_zero_leaves_no_direction_silent(far):
+    def model(x, y):
+        base, slope = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in ("base", "slope"))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(base + slope * x, 1.0), obs=y)
+
+    study = make_study(model, {"x": sf.Interval(far, far + 1), "y": sf.Interval(-5, 5)})
+    with jax.enable_x64(True):
+        assert synthetic.silent_directions(study.model, study.domain, np.zeros(2)).shape == (2, 0)

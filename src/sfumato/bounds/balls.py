@@ -22,6 +22,7 @@ SHORTENED = 1.0 + 2.0**-20
 """Shortening in floating point (float32 at worst) can leave a vector longer than the radius by this factor at most."""
 MOST_KINDS = 512
 """Kinds of record that have a ball of their own, at the most; columns of many values are left out first."""
+_ROUNDING = 2.0**-48  # relative error of a centre and of a point about it: some roundings of 2^-53
 _ITERATIONS = 80  # of the smallest ball's approximation: within a few percent of it
 
 
@@ -86,10 +87,15 @@ class Balls(NamedTuple):
 
 
 def diameter(centres: np.ndarray, radii: np.ndarray) -> float:
-    """Largest distance of two points of the balls, what shortening leaves over included."""
-    square = (centres**2).sum(axis=1)
-    apart = np.sqrt(np.maximum(square[:, None] + square[None] - 2 * centres @ centres.T, 0.0))
-    return float((apart + radii[:, None] + radii[None]).max()) * SHORTENED
+    """Largest distance of two points of the balls, with what shortening leaves over and how centres are rounded.
+
+    Distances are those of differences: squares and products of centres far from zero would cancel.
+    """
+    widest = max(
+        float((np.linalg.norm(centres - centre, axis=1) + radii + radius).max())
+        for centre, radius in zip(centres, radii, strict=True)
+    )
+    return widest * SHORTENED + _ROUNDING * float(np.linalg.norm(np.abs(centres).max(axis=0)))
 
 
 def enclosing(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

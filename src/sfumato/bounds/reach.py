@@ -137,7 +137,8 @@ def enclosing_ball(vectors: np.ndarray) -> Reach:
 def diameter(vectors: np.ndarray) -> float:
     """Largest distance between two of the vectors, looked for among the furthest from their middle."""
     points = _distinct(vectors)
-    far = _furthest(points, (points.min(axis=0) + points.max(axis=0)) / 2)
+    middle = (points.min(axis=0) + points.max(axis=0)) / 2
+    far = _furthest(points, middle) - middle  # far from zero the squares would cancel
     square = (far**2).sum(axis=1)
     return float(np.sqrt(max((square[:, None] + square[None] - 2 * far @ far.T).max(), 0.0)))
 

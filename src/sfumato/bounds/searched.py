@@ -148,6 +148,12 @@ class SearchedReference:
             return "kernel='langevin' needs gradients that are numbers, and on made-up records none is"
         return ""
 
+    @property
+    def thorough(self) -> bool:
+        """Whether a search may take the place of a proof: it moves real columns, and tries every value of the others."""
+        whole = {name for name, d in self._domain.items() if d.discrete}
+        return self.possible and whole <= {name for name, *_ in self._kinds.columns}
+
     def at(self, centre: np.ndarray, matrix: np.ndarray) -> Searched:
         """Search at a reference point; a planner asks about the same one again and again."""
         point, root = np.asarray(centre, np.float64), np.asarray(matrix, np.float64)
@@ -179,7 +185,8 @@ class SearchedReference:
         middle = anchor.centre @ white_lag
         rough = anchor.jump * jnp.linalg.norm(white) + anchor.radius * jnp.linalg.norm(white_lag)
         smooth = anchor.jump == 0
-        low, high = jnp.where(smooth, low, middle - rough), jnp.where(smooth, high, middle + rough)
+        low = jnp.where(smooth, low, jnp.minimum(low, middle - rough))
+        high = jnp.where(smooth, high, jnp.maximum(high, middle + rough))
         undefined = ~(jnp.isfinite(low) & jnp.isfinite(high))
         return jnp.where(undefined, -jnp.inf, low), jnp.where(undefined, jnp.inf, high)
 
@@ -388,7 +395,7 @@ class BestReference:
             return self._searched.at(centre, matrix)
         with jax.enable_x64(True):
             met = furthest_apart(Search(self._model, [self._domain]).vectors("gradient", centre, matrix))
-        if proven.gradients.diameter**2 <= TIGHT * met**2 or not self._searched.possible:
+        if proven.gradients.diameter**2 <= TIGHT * met**2 or not self._searched.thorough:
             return proven
         found = self._searched.at(centre, matrix)
         return found if TIGHT * found.gradients.diameter**2 < proven.gradients.diameter**2 else proven

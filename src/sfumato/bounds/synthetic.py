@@ -22,8 +22,8 @@ Batch: TypeAlias = dict[str, np.ndarray]
 SIZE = 2048
 """Made-up records in a batch: always as many, so that nothing is compiled twice."""
 
-_NOTHING = 1e-20
-"""Mean squared score along a direction, beside the largest, from which on no record speaks of it."""
+_NOTHING = 1e-12
+"""Size of scores along a direction, beside the largest, below which no record speaks of it: rounding leaves 1e-15."""
 
 
 def uniform(
@@ -80,17 +80,27 @@ def silent_directions(model: Model, domain: Mapping[str, Domain], theta: np.ndar
     if not size.any():
         return np.zeros((model.dim, 0))
     unit = np.where(size > 0, size, 1.0)
-    values, vectors = np.linalg.eigh((slopes / unit).T @ (slopes / unit) / len(slopes))
-    # Scores are exact to rounding, and these are their squares.
-    null = vectors[:, values < _NOTHING * values[-1]] / unit[:, None]
+    values, vectors = np.linalg.svd(slopes / unit, full_matrices=len(slopes) < model.dim)[1:]
+    values = np.concatenate([values, np.zeros(len(vectors) - len(values))])
+    null = vectors[values < _NOTHING * values[0]].T / unit[:, None]
     return np.asarray(np.linalg.qr(null)[0])
+
+
+def _every_value(domain: Mapping[str, Domain]) -> Batch:
+    """Corner records in which every value of a whole-numbered column occurs, if there are not too many: of a rare group, too."""
+    batch = extreme(domain)
+    for name, d in domain.items():
+        if d.discrete and d.separable and d.shape == ():
+            values = np.arange(int(d.lo), min(int(d.hi), int(d.lo) + SIZE - 1) + 1)
+            batch[name] = as_model_input(d, np.resize(values, SIZE))
+    return batch
 
 
 def _all_slopes(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> np.ndarray:
     """Scores of far-reaching and of likely records, at theta and at a few parameters from the prior."""
     draws = compiled.prior_draws(model)
     points = [theta, *draws[:: len(draws) // 3]]
-    batches = [extreme(domain), *(uniform(model, domain, point) for point in points[:2])]
+    batches = [_every_value(domain), *(uniform(model, domain, point, seed=i) for i, point in enumerate(points[:2]))]
     return np.concatenate([np.asarray(compiled.scores(model)(p, dict(b))) for p in points for b in batches])
 
 

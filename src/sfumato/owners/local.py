@@ -425,6 +425,6 @@ def facts_of(
         name=name, n=desk.n, rows=desk.rows, model=study.model.fingerprint(), coordinates=study.model.coordinate_names(),
         domain={key: column.to_dict() for key, column in study.domain.items()}, outside=outside, precision=precision,
         sensitivity=study.bounds.describe(), proven=study.bounds.proven,
-        searched=study.bounds.kind == SEARCHED, epsilon=float(epsilon), delta=float(delta), mu=mu,
+        searched=study.bounds.kind == SEARCHED, certified=study.certified, epsilon=float(epsilon), delta=float(delta), mu=mu,
         cap=cap_quanta(mu), shared_ledger=shared, version=__version__,
     )  # fmt: skip

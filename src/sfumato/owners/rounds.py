@@ -126,6 +126,7 @@ class Rounds:
         self._spent = [0] * len(self._doors)
         self._threads = ThreadPoolExecutor(len(self._doors), thread_name_prefix="sfumato-owner")
         self._chain: _Step | _CopyStep | None = None
+        self.searched: list[bool] = []  # who searched for the range of the last query, and did not prove it
         self._failure: Exception | None = None
         self._left = 0
         self._statistics: Statistics | None = None
@@ -338,6 +339,7 @@ class Rounds:
                     f"{self._doors[0].name!r}; nothing was asked of the chain.",
                     owner=door.name,
                 )
+        self.searched = [answer.searched for answer in agreed]
         self._statistics = None
         if kernel.first:
 

@@ -21,7 +21,7 @@ AHEAD = 16
 AHEAD_NUMBERS = 1 << 14
 """Numbers of such an answer at the most: many chains in many dimensions fetch fewer steps at a time."""
 WALK, LANGEVIN = "walk", "langevin"
-SETTLED = ("n", "model", "coordinates", "domain", "outside", "precision", "sensitivity", "proven")
+SETTLED = ("n", "model", "coordinates", "domain", "outside", "precision", "sensitivity", "proven", "certified")
 """Facts of an owner that a chain's target, or what is said of it, depends on; its box is one more."""
 
 
@@ -38,6 +38,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         Column name -> domain, as `Domain.to_dict` gives it.
     proven, searched
         How the range of a record's log ratio is known: by a proof, or by a search over the domain; neither, if it was stated.
+    certified
+        Whether the owner insists on proofs around a reference point, too.
     cap
         Quanta of this study's account; its guarantee is that of this cap.
     theta_bound
@@ -55,6 +57,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     sensitivity: str
     proven: bool
     searched: bool = False
+    certified: bool = True
     epsilon: float
     delta: float
     mu: float
@@ -107,9 +110,12 @@ class Agreed(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     middle
         Langevin only: what each record's vector was shifted by, in units of `proposal_gamma`: the same for all owners.
+    searched
+        Whether this owner searched for the range of the last query, and did not prove it.
     """
 
     middle: list[int] = []
+    searched: bool = False
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -625,10 +625,17 @@ def _statement(chain: Chain, opened: Opened) -> Statement | JointStatement:
     return join([_promised(chain, opened, i) for i in range(len(opened.parties))])
 
 
+def _searched(chain: Chain, opened: Opened, i: int) -> bool:
+    """Whether an owner searched for the range of the last query: by its own word, or by that of its study in this process."""
+    if isinstance(opened.access, Rounds) and opened.access.searched:
+        return opened.access.searched[i]
+    return opened.studies[i].searched_around(chain.kernel, opened.access.facts[i].searched)
+
+
 def _promised(chain: Chain, opened: Opened, i: int) -> Statement:
     """What one owner promised, and whether its part of the draws is exact."""
     facts = opened.access.facts[i]
-    searched = opened.studies[i].searched_around(chain.kernel, facts.searched)
+    searched = _searched(chain, opened, i)
     exact = exactness(chain, facts.proven, facts.outside, searched=searched) + box(opened)
     statement = promised(opened, i, chain.releases + opened.access.unused, exact)
     return replace(statement, sensitivity=SEARCHED_SENTENCE) if searched else statement

@@ -121,6 +121,11 @@ class Study(NamedTuple):
             return self.reference_bounds.at(kernel.centre, kernel.matrix).gradients.diameter
         return self.statistic_diameter(kernel.matrix)
 
+    @property
+    def certified(self) -> bool:
+        """Whether nothing is searched for around a reference point: there is a proof, or nothing."""
+        return not isinstance(self.reference_bounds, BestReference)
+
     def searched_around(self, kernel: Kernel, otherwise: bool) -> bool:
         """Whether the range of a kernel's last query is searched for; `otherwise`, where that is a log ratio."""
         if not isinstance(kernel, ReferenceLangevin) or self.reference_bounds is None:

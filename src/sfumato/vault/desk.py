@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sfumato.bounds.bounds import SEARCHED
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.privacy.budget import MAX_RELEASES, mu_squared
 from sfumato.protocol.questions import (
@@ -146,13 +147,16 @@ class Desk:
         """What a chain on these terms asks for, and what answers it."""
         engine, study, chains = self._engine, self._study, terms.chains
         if terms.kernel == WALK:
-            return Agreed(), {Ratio: RatioRounds(engine, study, terms, self._noise)}
+            searched = study.bounds.kind == SEARCHED
+            return Agreed(searched=searched), {Ratio: RatioRounds(engine, study, terms, self._noise)}
         dim = study.model.dim
         matrix = matrix_of("matrix", terms.matrix, dim, dim)
         first, second = terms.proposal_sigma / terms.proposal_gamma, terms.sigma / terms.gamma
         if terms.centre:
             if study.reference_bounds is None:
-                raise InvalidInput("kernel='langevin' needs proven bounds; this owner's are stated ones.")
+                raise InvalidInput(
+                    "kernel='langevin' needs bounds that follow from the model; this owner's are stated ones."
+                )
             study.reference_bounds.check()
             proven = study.reference_bounds.at(matrix_of("centre", [terms.centre], 1, dim)[0], matrix)
             scores = score_sum(proven, matrix, terms.proposal_gamma, self.n)
@@ -160,7 +164,7 @@ class Desk:
             pools = [NoisePool(self._noise(scale, dim + 1)) for scale in (first, second)]
             statistic = StatisticRounds(scores, total, scores.diameter, chains, [terms.proposal_sigma], pools[:1])
             remainder = RemainderRounds(engine, study.reference_bounds, proven, terms, pools[1])
-            return Agreed(middle=[0] * dim), {Statistic: statistic, Remainder: remainder}
+            return Agreed(middle=[0] * dim, searched=proven.searched), {Statistic: statistic, Remainder: remainder}
         if study.family is None or not study.natural:
             raise InvalidInput(
                 "kernel='langevin' needs an exponential family in its natural parameter, such as sf.families.Bernoulli()."

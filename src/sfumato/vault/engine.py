@@ -13,7 +13,8 @@ import numpy as np
 
 from sfumato.bounds.balls import Balls
 from sfumato.bounds.body import Body
-from sfumato.bounds.reference import Reference, ReferenceBounds
+from sfumato.bounds.reference import ReferenceBounds
+from sfumato.bounds.searched import BestReference
 from sfumato.errors import InvalidInput
 from sfumato.study.target import Study
 from sfumato.vault.blocks import BLOCK, Evaluation, Rows
@@ -127,9 +128,8 @@ class LocalEngine:
     ) -> None:
         check_precision(precision)
         self.how = Evaluation(study.model, study.domain, precision)
-        self.reference: ReferenceBounds = study.reference_bounds or Reference(
-            study.model, study.domain
-        )  # nothing is built before it is asked for
+        # Nothing is built before it is asked for. A part of a table on a cluster is told the body, and only computes vectors.
+        self.reference: ReferenceBounds = study.reference_bounds or BestReference(study.model, study.domain)
         self._kept: Kept | None = None
         self._vectors: tuple[Body | Balls, Array] | None = None
         self.load(records)

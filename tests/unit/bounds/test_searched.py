@@ -16,6 +16,9 @@ from sfumato.bounds.climbing import mixed
 from sfumato.bounds.searched import BestReference, SearchedReference
 from sfumato.errors import Unsupported
 from sfumato.study.target import make_study
+from sfumato.vault import records
+from sfumato.vault.engine import LocalEngine
+from sfumato.vault.queries.vector import score_sum
 
 GROUPS = 6
 
@@ -259,15 +262,74 @@ def test_a_loose_proof_gives_way_to_a_search(monkeypatch):
     assert best.at(*place(study.model)).searched
 
 
-def test_a_run_says_that_it_rests_on_a_search():
+def made_up_wards(n=40_000):
     rng = np.random.default_rng(2)
-    n = 40_000
     ward, x = rng.integers(0, GROUPS, n), rng.uniform(-1, 1, n)
-    y = (rng.random(n) < 1 / (1 + np.exp(-(0.3 * ward - 1 + 0.5 * x)))).astype(int)
-    run = sf.sample(
-        *CASES["effects"][:1], {"ward": ward, "x": x, "y": y}, domain=CASES["effects"][1], epsilon=8.0, delta=1e-6,
-        kernel="langevin", max_iterations=150, chains=2, progress=False,
-    )  # fmt: skip
-    assert "searched for over the declared domain" in str(run.privacy)
-    assert "unless a record of the domain reaches further" in run.privacy.exact
+    return {"ward": ward, "x": x, "y": (rng.random(n) < 1 / (1 + np.exp(-(0.3 * ward - 1 + 0.5 * x)))).astype(int)}
+
+
+@pytest.mark.parametrize("owners", [1, 2])
+def test_a_run_says_that_it_rests_on_a_search(owners):
+    """The owners say so: it is their bounds that were searched for, not those that the analyst would have."""
+    model, domain = CASES["effects"]
+    promise = {"epsilon": 8.0, "delta": 1e-6}
+    data = made_up_wards()
+    given = promise | {"domain": domain}
+    if owners > 1:
+        halves = [{name: column[i::2] for name, column in data.items()} for i in range(2)]
+        data, given = [sf.Owner(half, name=f"half {i}", **promise) for i, half in enumerate(halves)], {"domain": domain}
+    run = sf.sample(model, data, kernel="langevin", max_iterations=60, chains=2, progress=False, **given)
+    said = run.privacy.owners if owners > 1 else [run.privacy]
+    assert all("searched for over the declared domain" in one.sensitivity for one in said)
+    assert all("unless a record of the domain reaches further" in one.exact for one in said)
     assert abs(run.draws["slope"].mean() - 0.5) < 0.3
+
+
+# -- far from zero, on a cluster, over a wire -----------------------------------------------------------------------------
+
+
+def level(y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1e6))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e6, 1e8])
+def test_vectors_far_from_zero_are_charged_for_how_far_they_are_apart(offset):
+    """An analyst chooses the reference point: far away all scores are long, and their squares would cancel."""
+    study = make_study(level, {"y": sf.Integers(0, 1)})
+    found, matrix = SearchedReference(study.model, study.domain), np.eye(1)
+    with jax.enable_x64(True):
+        held = found.at(np.array([-offset]), matrix)
+        ends = {"y": jnp.array([0, 1])}
+        vectors = np.asarray(jax.vmap(lambda record: found.whitened(held.body, matrix, record))(ends))
+    assert held.gradients.diameter >= abs(vectors[1, 0] - vectors[0, 0]) >= 1 - 1e-6
+    best = BestReference(study.model, study.domain).at(np.array([-offset]), matrix)
+    assert best.gradients.diameter >= 1 - 1e-6
+
+
+def test_a_part_of_a_table_that_is_told_balls_cuts_to_them():
+    """On a cluster a part knows no bounds of its own: the body that it is told says how vectors are cut."""
+    study, found, theta, matrix = reference_of("effects")
+    rng = np.random.default_rng(0)
+    data = {"ward": rng.integers(0, GROUPS, 300), "x": rng.uniform(-1, 1, 300), "y": rng.integers(0, 2, 300)}
+    with jax.enable_x64(True):
+        held = found.at(theta, matrix)
+        table = records.load(data, study.domain, outside="refuse", columns=None)
+        query = score_sum(held, matrix, 2.0**-40, 300)
+        whole, part = (LocalEngine(table, s).sum(query) for s in (study, study.without_reference()))
+    np.testing.assert_array_equal(whole, part)
+    assert np.any(whole != 0)
+
+
+def test_a_search_does_not_replace_a_proof_where_it_cannot_try_every_value():
+    domain = {"x": sf.Binary(shape=(12,)), "y": sf.Binary()}
+
+    def probit(x, y):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([12]).to_event(1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(probs=0.5 * (1 + jax.lax.erf(x @ beta / 2**0.5))), obs=y)
+
+    model = make_study(probit, domain).model
+    assert not SearchedReference(model, domain).thorough
+    assert reference_of("effects")[1].thorough
