@@ -55,11 +55,11 @@ def test_a_chain_that_did_not_mix_tells_the_posterior_by_its_scores(weak):
 
 
 def test_its_intervals_cover_and_those_that_forget_the_noise_do_not(weak):
-    """The released average is drawn anew many times: around the truth, with the records' own noise and the owner's."""
+    """The released average is drawn anew many times: around the truth, with the records' noise and thrice that of the owner."""
     rng, level, sets = np.random.default_rng(5), 0.9, 50
-    scores, plan = weak.transcript["t_noisy"], weak.plan
+    plan = weak.plan | {"step": 0.2}
     centre, root = plan["belief"]["centre"][0], plan["matrix"][0][0]
-    noise = np.sqrt((4 / plan["step"] - 1) / scores.size)
+    noise = np.sqrt((4 / plan["step"] - 1) / 2)  # of the average of two chains with one step each
 
     def share_inside(told: float) -> float:
         """Share of intervals that hold the truth, where the run is told a noise so many times the one there is."""
@@ -68,8 +68,8 @@ def test_its_intervals_cover_and_those_that_forget_the_noise_do_not(weak):
             truth = centre + rng.normal() * NOISE_SD / N**0.5
             total = N / NOISE_SD**2 * (truth - centre) + rng.normal() * N**0.5 / NOISE_SD
             mean = root * total + rng.normal() * noise
-            made = np.full((2, int(scores.shape[1] / told**2), 1), mean)
-            run = replace(weak, transcript={**weak.transcript, "t_noisy": made})
+            made = np.full((2, int(1 / told**2), 1), mean)
+            run = replace(weak, plan=plan, transcript={**weak.transcript, "t_noisy": made})
             low, high = np.quantile(run.noise_aware().draws["mean"], [0.5 - level / 2, 0.5 + level / 2])
             inside += low < truth < high
         return inside / sets

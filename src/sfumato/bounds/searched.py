@@ -71,6 +71,18 @@ _STAY = 128  # of each sort that stay in it
 _PER_KIND = 2048  # made-up records for the balls, shared out among kinds
 _TURNS = 3  # of climbing when the bank is made
 _DIRECTIONS = 16
+_UNBOUNDED = "kernel='langevin' needs gradients that are bounded on the domain, and a matrix that can be inverted; use kernel='guided'."
+
+
+def _inverse(matrix: np.ndarray) -> np.ndarray:
+    """The inverse of a matrix that somebody else may have chosen."""
+    try:
+        found = np.linalg.inv(matrix)
+    except np.linalg.LinAlgError:
+        raise Unsupported(_UNBOUNDED) from None
+    if not np.isfinite(found).all():
+        raise Unsupported(_UNBOUNDED)
+    return found
 
 
 class Bank(NamedTuple):
@@ -204,11 +216,12 @@ class SearchedReference:
 
     # -- at a reference point -------------------------------------------------------------------------------------------
 
+    @np.errstate(all="ignore")  # what overflows, or is no number, is refused at the end
     def _search_at(self, point: bytes, root: bytes) -> Searched:
         centre = np.frombuffer(point)
         matrix = np.frombuffer(root).reshape(len(centre), -1)
         with jax.enable_x64(True):
-            back = np.linalg.inv(matrix).T
+            back = _inverse(matrix).T
             bank = self._bank(centre, matrix)
             centres, radii, middle, reach = self._balls(centre, matrix, bank)
             jump = self._jump(centre, matrix, bank)
@@ -218,6 +231,8 @@ class SearchedReference:
             slack = GUARD - 1
             spread = np.abs(low) + np.abs(high)
             found = GradientSet(diameter(centres, radii) * GUARD, low - slack * spread, high + slack * spread)
+            if not (np.isfinite(found.diameter) and np.isfinite(spread).all() and np.isfinite(jump)):
+                raise Unsupported(_UNBOUNDED)
             return jax.tree.map(
                 jnp.asarray, Searched(anchor, found, Balls(centre, matrix, back, centres, radii))
             )._replace(gradients=found)

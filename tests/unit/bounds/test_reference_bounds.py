@@ -213,7 +213,7 @@ def test_a_kink_has_no_second_derivative_so_the_pair_is_not_asked():
 
 
 def test_stated_bounds_are_not_enough():
-    with pytest.raises(InvalidInput, match="proven"):
+    with pytest.raises(InvalidInput, match="follow from the model"):
         make_study(logistic, CASES["logistic-ball-5"][1], sf.Clip(bound=1.0), "langevin")
 
 
