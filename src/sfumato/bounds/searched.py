@@ -71,7 +71,9 @@ _STAY = 128  # of each sort that stay in it
 _PER_KIND = 2048  # made-up records for the balls, shared out among kinds
 _TURNS = 3  # of climbing when the bank is made
 _DIRECTIONS = 16
-_UNBOUNDED = "kernel='langevin' needs gradients bounded on the domain, in a matrix with an inverse; use kernel='guided'."
+_UNBOUNDED = (
+    "kernel='langevin' needs gradients bounded on the domain, in a matrix with an inverse; use kernel='guided'."
+)
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:
