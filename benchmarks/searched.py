@@ -5,7 +5,7 @@
 For each study of `problems.py` bounds are searched for around a point 0.6 posterior standard deviations off the mode, whether or
 not there is a proof. Other made-up records, half of the columns extreme and half anywhere, are compared with them. *cut*: records
 whose vector the first query would cut. *outside*: records outside of the second query's range, of all moves together. *charged*:
-diameter over the largest distance of two scores that a longer search finds. *used*: part of the range that the other records fill.
+diameter over the largest distance of two scores that a longer search finds. *used*: part of the range that other records fill.
 
 Wanted: none is cut, none is outside.
 """
