@@ -392,6 +392,28 @@ def test_noise_is_taken_for_noise_as_often_as_declared():
     assert 1 - np.mean([is_noise(s, 2.0, 5) for s in squares[:5000]]) <= 5 * SURPRISING
 
 
+@pytest.mark.parametrize(("noise", "arrives"), [(0.0, True), (10.0, True), (25.0, False)])
+def test_chance_alone_turns_nobody_away(noise, arrives):
+    """A last gradient that one fine pilot in a thousand sees: all of its length is forgiven. One that chance never makes is not."""
+    family, records = sf.families.Bernoulli(), {"y": (np.arange(20_000) % 10 < 3).astype(float)}
+    model = family.to_model()
+
+    def place(last):
+        asked, vectors = [], compiled.vectors(model, "gradient")
+
+        def release(what, theta, matrix, radius, sigma, centre):
+            asked.append(sigma)
+            return np.sum(vectors(theta, matrix, records), axis=0) + sigma * noise * (len(asked) == last)
+
+        with jax.enable_x64(True):
+            return run_pilot(model, family.domain, 20_000, np.zeros(1), 0.0056, release, known=True), len(asked)
+
+    _, last = place(last=0)
+    found, asked = place(last)
+    assert asked == last and found.arrived is arrives
+    assert found.off_by > 1 or not noise
+
+
 # -- the start -----------------------------------------------------------------------------------------------------------
 
 

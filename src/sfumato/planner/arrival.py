@@ -10,7 +10,9 @@ from scipy.special import chndtr
 from scipy.stats import chi2
 
 SURPRISING = 1e-3
-"""Level at which a gradient is too long for the noise in it and in the step that led there."""
+"""Level at which a gradient is too long for the noise in it and in the step that led there: it is looked at with suspicion."""
+IMPOSSIBLE = 1e-6
+"""Level at which such a gradient is no chance any more: the pilot is not where it believes to be."""
 CONFIDENCE = 0.99
 """Of the upper limit for a distance."""
 

@@ -20,7 +20,7 @@ from sfumato.bounds import compiled, synthetic
 from sfumato.bounds.reach import Search, diameter
 from sfumato.domain import Domain
 from sfumato.model import Model
-from sfumato.planner.arrival import is_noise, noise_length, upper_limit
+from sfumato.planner.arrival import IMPOSSIBLE, is_noise, noise_length, upper_limit
 from sfumato.planner.belief import Belief
 from sfumato.planner.guide import (
     Answered,
@@ -65,7 +65,7 @@ class Piloted(NamedTuple):
     """What the pilot found, what it released, and whether it is where it wanted to be.
 
     `off_by`: upper limit (99 %) of the distance of the centre from the mode, root mean square over coordinates, in posterior
-    standard deviations. `arrived`: the limit is within what a chain forgives, and the last gradient is no surprise. `spent`: mu
+    standard deviations. `arrived`: the limit is within what a chain forgives, and chance explains the last gradient. `spent`: mu
     squared, all releases together. `width`: the largest distance between two records' whitened scores that it saw at its end; it
     tells the one-shot limit. `early`: it stopped early because of that width.
     """
@@ -275,7 +275,9 @@ def _placed(asker: _Asker, guide: Guide, point: Point) -> Piloted:
     off_by = float(np.hypot(noise_length(error, dim), other)) / dim**0.5
     error = float(np.linalg.norm([error, last / dim**0.5, guide.bend(final, error) / dim**0.5]))
     belief = Belief(centre, final.root @ final.root.T, "the pilot's releases", error, rough)
-    arrived, width = bool(quiet and off_by <= FORGIVEN), asker.width(final)
+    # One pilot in a thousand is surprised by chance alone. If all of the distance is forgiven then, it has arrived all the same.
+    possible = is_noise(looked.square, looked.sigma**2 + point.reached, looked.free, IMPOSSIBLE)
+    arrived, width = bool(possible and off_by <= FORGIVEN), asker.width(final)
     return Piloted(belief, asker.released, arrived, off_by, asker.spent * asker.mu_squared, width)
 
 
