@@ -394,7 +394,7 @@ def test_noise_is_taken_for_noise_as_often_as_declared():
 
 @pytest.mark.parametrize(("noise", "arrives"), [(0.0, True), (10.0, True), (25.0, False)])
 def test_chance_alone_turns_nobody_away(noise, arrives):
-    """A last gradient that one fine pilot in a thousand sees: all of its length is forgiven. One that chance never makes is not."""
+    """One fine pilot in a thousand sees such a last gradient: all of its length is forgiven. What chance never makes is not."""
     family, records = sf.families.Bernoulli(), {"y": (np.arange(20_000) % 10 < 3).astype(float)}
     model = family.to_model()
 
