@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sfumato.bounds import Clip, Lipschitz, Range
     from sfumato.domain import Ball, Binary, Box, Categories, Integers, Interval
     from sfumato.model import Model, from_pymc
+    from sfumato.model.robust import robust
     from sfumato.owners.bundle import Bundle, release
     from sfumato.owners.owner import Owner
     from sfumato.owners.remote import connect
@@ -40,6 +41,7 @@ _HOME = {
     "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
     "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "study.certify",
     "Ledger": "vault.ledger",
+    "robust": "model.robust",
 }  # fmt: skip
 _MODULES = {"errors": "errors", "families": "families", "gdp": "privacy.gdp", "kernel": "kernel", "paper": "paper"}
 
@@ -78,6 +80,7 @@ __all__ = [
     "plan",
     "release",
     "resume",
+    "robust",
     "sample",
 ]
 

@@ -15,6 +15,7 @@ from sfumato.analysis.verdict import Verdict
 from sfumato.planner.forecast import MOSTLY_PRIOR
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
+from sfumato.privacy.target import Target
 
 RESTS_ON = (
     "it rests on scores of many records adding up to a normal, on a log posterior that is nearly a parabola where the answer "
@@ -163,6 +164,8 @@ def judge(estimate: Estimate) -> Verdict:
     for families with a law), where every parameter is mostly prior, or where few points carry the weight.
     """
     about, reasons = estimate.about, [estimate.label]
+    target = Target.from_dict(about["target"]) if "target" in about else None
+    reasons += [target.sentence] if target is not None else []
     level: Any = "good"
     off = about["off"]
     if off > TOO_FAR:
@@ -184,6 +187,7 @@ def judge(estimate: Estimate) -> Verdict:
             "likelihood is that of made-up records, and the widths of intervals are rough.",
         ),
         (about["effective"] < FEW, "Few points carry the weight, so the ends of intervals are rough."),
+        (target is not None and bool(target.uncalibrated), "" if target is None else target.uncalibrated),
     ]
     mostly = [name for name, share in estimate.of_prior.items() if share > MOSTLY_PRIOR]
     everything = len(mostly) == len(estimate.of_prior)

@@ -12,6 +12,7 @@ from sfumato.analysis import watch
 from sfumato.kernel import asks_first
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT
+from sfumato.privacy.target import Target
 
 if TYPE_CHECKING:
     from sfumato.analysis.diagnostics import Row
@@ -78,7 +79,16 @@ def judge(run: "Run") -> Verdict:
     """
     from sfumato.analysis.diagnostics import posterior_rows
 
-    rows = posterior_rows(run)
+    found, target = _judged(run, posterior_rows(run)), _target(run)
+    return found if target is None else Verdict(found.level, (target.sentence, *found.reasons))
+
+
+def _target(run: "Run") -> Target | None:
+    """What was sampled, where that is no posterior of a likelihood."""
+    return Target.from_dict(run.plan["target"]) if run.plan.get("target") else None
+
+
+def _judged(run: "Run", rows: "list[Row]") -> Verdict:
     against = _against_use(run, rows)
     if against:
         return Verdict("unusable", (*against, *([HEARD] if may_be_heard(run) else [])))
@@ -257,6 +267,8 @@ def _doubts(run: "Run", rows: "list[Row]") -> list[str]:
             "The range of a record's term was stated, not proven: if terms were cut, the means are off by more than is said, "
             'and nothing released tells how far (sensitivity="certify" needs no such range).'
         )
+    target = _target(run)
+    found += [target.uncalibrated] if target is not None and target.uncalibrated else []
     return found + _odd_acceptance(run)
 
 

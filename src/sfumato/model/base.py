@@ -43,6 +43,17 @@ class Observation(NamedTuple):
     scale: float
 
 
+class Loss(NamedTuple):
+    """A density-power loss in place of a log-likelihood (`sfumato.robust`): what is sampled is a generalised posterior.
+
+    `betas`: by observed site; `weight`: what the loss is multiplied by; `place`: where that number comes from, in words.
+    """
+
+    betas: tuple[tuple[str, float], ...]
+    weight: float
+    place: str
+
+
 @dataclass(frozen=True)
 class Model:
     """A Bayesian model of independent records.
@@ -71,6 +82,8 @@ class Model:
     sample_records
         (theta, jax key, size) -> made-up records inside the declared domain, where the model can draw whole records; the
         planner prefers them to records uniform over the domain. Not traced.
+    loss
+        What stands in place of a log-likelihood, where that is no log-likelihood.
     """
 
     sites: tuple[Site, ...]
@@ -83,6 +96,7 @@ class Model:
     observations: Callable[[Array, Record], list[Observation]] | None = None
     source: str = ""
     sample_records: Callable[[Array, Array, int], dict[str, Any]] | None = None
+    loss: Loss | None = None
 
     @property
     def dim(self) -> int:

@@ -23,6 +23,7 @@ from numpyro.distributions import biject_to
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
+from sfumato.model.robust import with_weight
 from sfumato.model.trials import check_pure, check_separate, mixed_company, synthetic_batch, try_once
 
 _PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
@@ -69,7 +70,7 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
         _check_prior_ignores_records(built, model, probe, latents)
         kinds = {name: _kind(site["fn"]) for name, site in first.items() if site["type"] == "sample"}
         _check_records_are_separate(built, model, {name: domain[name] for name in columns}, kinds)
-    return built
+        return with_weight(built, domain)
 
 
 @contextmanager
@@ -302,7 +303,7 @@ def _kind(distribution: Any) -> str:
     return type(distribution).__name__.removesuffix("Logits").removesuffix("Probs")
 
 
-_WRAPPERS = ("ExpandedDistribution", "Independent", "MaskedDistribution")
+_WRAPPERS = ("ExpandedDistribution", "Independent", "MaskedDistribution", "Robust")
 
 
 def _density(name: str, distribution: Any, value: Array, scale: Array) -> Array:

@@ -47,6 +47,7 @@ def limit_band(
         for theta in [*draws, *([centre] if guessed else [])]:
             for spread in (1.0,) if whole else BAND_SPREADS:
                 belief = assumed_belief(model, domain, n, theta, shown, "", spread)
-                limits.append(limit_ess(model, domain, belief, mu, climb=False))
+                # No record can tell as much as that; far out a bounded loss is flat, and nothing there moves any answer.
+                limits.append(min(limit_ess(model, domain, belief, mu, climb=False), mu**2 * n))
     low, high = np.quantile(limits, [0.1, 0.9])
     return float(low), float(high)

@@ -14,6 +14,7 @@ import numpy as np
 from sfumato.bounds import synthetic
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.kernel import AUTO, KINDS, asks_first
+from sfumato.model.robust import target_of
 from sfumato.planner import truncated
 from sfumato.planner.advice import advice
 from sfumato.planner.belief import Belief, assumed_belief
@@ -161,13 +162,14 @@ def _assemble(whole: Task, promised: _Promised, share: float, pilot_share: float
         forecast = forecast_estimate(
             study, belief, (share + pilot_share) * whole.mu**2
         )  # it has the pilot's share, too
+        target = target_of(study.model, study.domain, belief.centre, belief.origin.replace("releases", "centre"))
     choice, considered = choices[0], tuple((c.kernel, c.ess / limit) for c in choices)
     plan = Plan(
         kernel=choice.kernel, sigma=choice.sigma, step=choice.step, iterations=choice.iterations, chains=whole.chains,
         n=whole.n, epsilon=float(promised.epsilon), delta=float(promised.delta), mu=whole.mu, pilot_share=pilot_share,
         forecast_ess=choice.ess, limit_ess=limit, assumptions=promised.assumptions, belief=belief, matrix=choice.matrix,
         family=study.family is not None, considered=considered, truncate=whole.truncate, copy_sigma=choice.copy_sigma,
-        missing=tuple(missing.items()),
+        missing=tuple(missing.items()), target=target,
         estimate=forecast,
     )  # fmt: skip
     return replace(plan, hint=(advice(study, belief.centre) if plan.weak else None) or "")

@@ -13,6 +13,7 @@ from sfumato.planner.belief import Belief
 from sfumato.planner.centre import GUESSED
 from sfumato.planner.forecast import EstimateForecast
 from sfumato.privacy import gdp
+from sfumato.privacy.target import Target
 
 ENOUGH_ESS = 5.0
 """Effective draws per chain below which a chain cannot be told from one that never mixed."""
@@ -62,6 +63,8 @@ class Plan:
     estimate
         What `sfumato.estimate` would give for the same budget (after a pilot: for what it left): `.error_sd`, `.width_ratio`.
         None on bundles.
+    target
+        What is sampled, where that is no posterior of a likelihood (`sfumato.robust`).
     """
 
     kernel: str
@@ -90,6 +93,7 @@ class Plan:
     missing: tuple[tuple[str, str], ...] = ()
     hint: str = field(default="", repr=False)
     estimate: EstimateForecast | None = None
+    target: Target | None = None
 
     @property
     def share_of_limit(self) -> float:
@@ -163,6 +167,7 @@ class Plan:
         return [
             ("budget", f"epsilon = {self.epsilon:g}, delta = {self.delta:g} ({self._worth()})"),
             ("records", f"{self.n:,}"),
+            *([("target", self.target.sentence)] if self.target is not None else []),
             ("pilot", f"{self.pilot_share:.0%} of the budget" if self.pilot_share else "none left to pay"),
             (
                 "kernel",
@@ -236,6 +241,7 @@ class Plan:
         }
         out |= {"band": list(self.band)} if self.band is not None else {}
         out |= {"estimate": self.estimate.to_dict()} if self.estimate is not None else {}
+        out |= {"target": self.target.to_dict()} if self.target is not None else {}
         return out | {
             "assumptions": list(self.assumptions),
             "weak": self.weak,
@@ -267,6 +273,7 @@ class Plan:
             raw[pairs] = tuple((name, value) for name, value in raw[pairs])
         raw["band"] = tuple(raw["band"]) if raw.get("band") else None
         raw["estimate"] = EstimateForecast.from_dict(raw["estimate"]) if raw.get("estimate") else None
+        raw["target"] = Target.from_dict(raw["target"]) if raw.get("target") else None
         centre, covariance = (np.array(belief[name]) for name in ("centre", "covariance"))
         raw["belief"] = Belief(centre, covariance, belief["origin"], belief["error"], belief["roughness"])
         return cls(**raw)

@@ -72,6 +72,11 @@ class JointStatement:
         """Whether any owner moves records outside the domain to its nearest point ("clamp"), or all refuse them."""
         return "clamp" if any(owner.outside == "clamp" for owner in self.owners) else "refuse"
 
+    @property
+    def target(self) -> str:
+        """What was sampled, where that is no posterior of a likelihood: the same for all."""
+        return self.owners[0].target
+
     def _exact(self) -> str:
         """The weakest of what the owners say about exactness."""
         said = [owner.exact for owner in sorted(self.owners, key=lambda owner: owner.outside != "clamp")]
@@ -106,6 +111,7 @@ class JointStatement:
             f"promise holds against the other owners and the analyst together. {promises} A person whose record only one "
             "owner holds has that owner's promise. For a person held by two of them mu squared adds up (mu^2 = mu_1^2 + mu_2^2); "
             f"held by all of them that makes mu = {self.together_mu:.4g}.{self._careless()} {self._exact()}{self._clamped()}"
+            + (f" {self.target}" if self.target else "")
         )
 
 

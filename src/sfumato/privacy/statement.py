@@ -52,6 +52,8 @@ class Statement:
         Whose promise it is, where there are several.
     outside
         "refuse" or "clamp": what happened to records outside the domain.
+    target
+        What was sampled, where that is no posterior of a likelihood.
     """
 
     epsilon: float
@@ -68,6 +70,7 @@ class Statement:
     neighbours: str = NEIGHBOURS
     owner: str = ""
     outside: str = "refuse"
+    target: str = ""
 
     @property
     def rho(self) -> float:
@@ -88,6 +91,9 @@ class Statement:
         if self.outside != "clamp":
             return ""
         return f" As a rule, {CLAMPED}; whether there were any is not released, and the posterior is that of the clamped records."
+
+    def _aimed(self) -> str:
+        return f" {self.target}" if self.target else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -110,7 +116,7 @@ class Statement:
             f"(Gaussian DP with mu = {self.mu:.4g}, zCDP with rho = {self.rho:.4g}); "
             f"of this cap mu = {self.spent_mu:.4g} was used, which is bookkeeping and not a smaller "
             f"epsilon. {scope} The noise is discrete Gaussian from the operating system's entropy, and delta includes "
-            f"{self.lattice_slack:.1e} for its lattice. {self.sensitivity} {self.exact}{self._clamped()} Records were evaluated "
-            f"in {self.precision}. The paper's own route (advanced composition) would state epsilon = {beside} for the same "
-            "releases."
+            f"{self.lattice_slack:.1e} for its lattice. {self.sensitivity} {self.exact}{self._clamped()}{self._aimed()} "
+            f"Records were evaluated in {self.precision}. The paper's own route (advanced composition) would state epsilon = "
+            f"{beside} for the same releases."
         )

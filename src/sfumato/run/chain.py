@@ -193,6 +193,7 @@ def take_up(chain: Chain, saved: Saved) -> None:
 
 def exactness(chain: Chain, proven: bool, outside: str, *, searched: bool = False) -> str:
     """Whether the draws come from the exact posterior, in one sentence."""
+    posterior = "posterior" if chain.study.model.loss is None else "generalised posterior"
     model = "the stated model given the clamped records" if outside == "clamp" else "the stated model"
     if not (proven or searched or chain.kernel.trust_radius is not None):
         return PERHAPS_CUT
@@ -202,7 +203,7 @@ def exactness(chain: Chain, proven: bool, outside: str, *, searched: bool = Fals
             f", restricted to parameters within {chain.kernel.trust_radius:.1f} planned posterior standard deviations of the "
             "pilot's centre"
         )
-    return f"The draws come from the exact posterior of {model}{within}{AS_FAR_AS_SEARCHED if searched else ''}."
+    return f"The draws come from the exact {posterior} of {model}{within}{AS_FAR_AS_SEARCHED if searched else ''}."
 
 
 def join_parts(chain: Chain) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ from sfumato.families.measurement import Measurement
 from sfumato.kernel import PublicStream
 from sfumato.model import Model
 from sfumato.model.derivatives import vector_function
+from sfumato.model.robust import target_of
 from sfumato.owners.rounds import Rounds
 from sfumato.planner.advice import advice
 from sfumato.planner.belief import Belief
@@ -200,8 +201,10 @@ def _finish(opened: Opened, terms: Terms, kept: Journal | None, tick: Tick) -> E
         points, weight, label, about, of_prior = _answer(study, begun["n"], placed, clamped, terms.seed)
     several = len(opened.parties) > 1
     numbers = sum(len(one.answer) for one in placed.asked) + (0 if several else release.lost)
-    privacy = join([promised(opened, i, numbers, EXACT) for i in range(len(opened.parties))])
+    target = target_of(study.model, study.domain, placed.asked[-1].theta, "the place of the answer")
+    privacy = join([promised(opened, i, numbers, EXACT, target) for i in range(len(opened.parties))])
     about |= {"hint": advice(study, placed.asked[-1].theta) or ""}
+    about |= {"target": target.to_dict()} if target is not None else {}
     about |= {"surprise": placed.surprise, "limit": (begun["mu"] / placed.width) ** 2}
     chosen = drawn(weight, CHAINS * terms.limit, terms.seed % 2**32)
     return Estimate(

@@ -73,6 +73,7 @@ def make_studies(
         None if isinstance(party, BundleParty) else party.study(model, domain, request.sensitivity, request.kernel)
         for party in parties
     ]
+    _check_one_target(own)
     # Langevin around a reference point is for lists in which everybody answers for it.
     everybody = all(study.has_reference for study in own if study is not None)
     made: dict[str, Study] = {}
@@ -85,6 +86,17 @@ def make_studies(
     first = next(study for study in found if study is not None)
     # The plan is made for the first study in the list, so it must be a live owner's.
     return [first if study is None else study for study in found]
+
+
+def _check_one_target(studies: Sequence[Study | None]) -> None:
+    """Refuse owners whose domains give a density-power loss different weights: together they would make no stated target."""
+    losses = [study.model.loss for study in studies if study is not None]
+    if len(set(losses)) > 1:
+        weights = sorted({loss.weight for loss in losses if loss is not None})
+        raise InvalidInput(
+            f"the owners' domains differ, and with them the weight of sf.robust ({', '.join(f'{w:g}' for w in weights)}); "
+            f"all must have one: state it in the model, sf.robust(..., weight={weights[0]:g})."
+        )
 
 
 def domain_key(study: Study) -> str:

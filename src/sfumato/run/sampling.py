@@ -637,5 +637,5 @@ def _promised(chain: Chain, opened: Opened, i: int) -> Statement:
     facts = opened.access.facts[i]
     searched = _searched(chain, opened, i)
     exact = exactness(chain, facts.proven, facts.outside, searched=searched) + box(opened)
-    statement = promised(opened, i, chain.releases + opened.access.unused, exact)
+    statement = promised(opened, i, chain.releases + opened.access.unused, exact, chain.plan.target)
     return replace(statement, sensitivity=SEARCHED_SENTENCE) if searched else statement

@@ -12,6 +12,7 @@ from sfumato.planner import lattice_slack
 from sfumato.planner.owners import share_out
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.statement import Statement
+from sfumato.privacy.target import Target
 from sfumato.run.journal import Journal
 from sfumato.run.opening import Opened
 from sfumato.run.parties import BundleParty
@@ -36,8 +37,8 @@ def set_shares(opened: Opened, widths: Sequence[float]) -> float:
     return mu
 
 
-def promised(opened: Opened, i: int, releases: int, exact: str) -> Statement:
-    """What one owner promised for so many numbers; `exact` says what may be thought of the draws."""
+def promised(opened: Opened, i: int, releases: int, exact: str, target: Target | None = None) -> Statement:
+    """What one owner promised for so many numbers; `exact` says what may be thought of the draws, `target` what they are of."""
     party, facts, access = opened.parties[i], opened.access.facts[i], opened.access
     if isinstance(party, BundleParty):
         said = party.bundle.privacy
@@ -56,6 +57,7 @@ def promised(opened: Opened, i: int, releases: int, exact: str) -> Statement:
         shared_ledger=facts.shared_ledger,
         owner=facts.name if len(opened.parties) > 1 else "",
         outside=facts.outside,
+        target="" if target is None else target.paragraph,
     )
 
 
