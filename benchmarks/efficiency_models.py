@@ -212,7 +212,7 @@ def run_many(
         states = State(theta, jax.vmap(study.model.log_prior)(theta), direction, pending)
         first = np.zeros(runs)
         if kernel == "langevin":
-            kernels = [reference_kernel(study.model, p, r, tuned.step) for (p, _), r in zip(pilots, roots, strict=True)]
+            kernels = [reference_kernel(study, p, r, tuned.step) for (p, _), r in zip(pilots, roots, strict=True)]
             vault.begin_each(kernels, tuned.sigma, states)
             proven = [study.reference_bounds.at(k.centre, k.matrix).gradients.diameter for k in kernels]
             first = (np.array(proven) / kernels[0].proposal_sigma) ** 2

@@ -202,7 +202,7 @@ def kernel_for(kind: str, study: Any, n: int) -> Any:
     covariance = np.eye(study.model.dim) * 12 / n  # of uniform covariates in [-1, 1] and even odds
     with jax.enable_x64(True):
         picture = Belief(np.zeros(study.model.dim), covariance, "benchmark")
-        return reference_kernel(study.model, picture, np.linalg.cholesky(covariance), 0.002)
+        return reference_kernel(study, picture, np.linalg.cholesky(covariance), 0.002)
 
 
 def processor_time(pids: list[int]) -> float:

@@ -71,7 +71,7 @@ def test_walks_are_symmetric_moves_and_their_mirror_images(kernel):
     with jax.enable_x64(True):
         walk = kernel(np.array([[1.0, 0.0], [0.4, 0.7]]), 0.5)
         draw = walk.draw(Streams(np.random.SeedSequence(3)), 1)
-        one = Draw(*(jnp.asarray(part[0]) for part in draw))
+        one = Draw(*(jnp.asarray(part[0]) for part in draw if part is not None))
         there = walk.propose(states([0.2, -0.1], [1.0, 1.0]), one)
         back = walk.propose(states(there, [1.0, 1.0]), one._replace(normal=-one.normal, length=-one.length))
         assert np.allclose(back, [0.2, -0.1], atol=1e-15)

@@ -1,6 +1,7 @@
 """Pure steps: the penalty decision, the kernels it is used with, and the compiled loop."""
 
 from sfumato.kernel.base import Kernel, Streams
+from sfumato.kernel.free import FreeMoves
 from sfumato.kernel.kinds import AUTO, KINDS, Kind, OnNormal, asks_first, kinds, register
 from sfumato.kernel.langevin import Langevin
 from sfumato.kernel.penalty import Draw, Heard, Move, State, Weighed, accepts, decide, log_alpha, propose
@@ -13,6 +14,7 @@ __all__ = [
     "KINDS",
     "Componentwise",
     "Draw",
+    "FreeMoves",
     "Guided",
     "Heard",
     "Kernel",

@@ -6,13 +6,16 @@ numbers compiles nothing, and chains may have a kernel each.
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sfumato.kernel.penalty import Array, Draw, State, Weighed
+
+if TYPE_CHECKING:
+    from sfumato.kernel.free import FreeMoves
 
 K = TypeVar("K")
 
@@ -27,6 +30,11 @@ class Kernel(Protocol):
     """What is asked about a move: a "ratio" of likelihoods, a number "linear" in the statistic, a "remainder" of second order."""
     chain_by_chain: ClassVar[bool]
     """Whether moves are computed one chain after another: faster for long programs, which XLA else cuts into small pieces."""
+
+    @property
+    def free(self) -> "FreeMoves | None":
+        """How coordinates that no record speaks of are moved after every step; None where there are none."""
+        ...
 
     @property
     def matrix(self) -> np.ndarray:
@@ -84,10 +92,10 @@ class Kernel(Protocol):
 
 
 class Streams:
-    """The public stream of one chain: independent generators for steps, directions and decisions."""
+    """The public stream of one chain: independent generators for steps, directions, decisions and free moves."""
 
     def __init__(self, seed: np.random.SeedSequence) -> None:
-        self.steps, self.directions, self.decisions = (np.random.default_rng(s) for s in seed.spawn(3))
+        self.steps, self.directions, self.decisions, self.free = (np.random.default_rng(s) for s in seed.spawn(4))
 
     def log_u(self, size: int) -> np.ndarray:
         """Logarithms of uniforms on (0, 1]."""

@@ -15,12 +15,13 @@ import numpy as np
 
 from sfumato.errors import InvalidInput
 from sfumato.kernel.base import Kernel, Streams, as_tree, move_if
+from sfumato.kernel.free import FreeMoves
 from sfumato.kernel.kinds import OnNormal, register
 from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
 
 @register
-@as_tree("matrix")
+@as_tree("matrix", "free")
 @dataclass(frozen=True)
 class Langevin:
     """Langevin steps in the natural parameter.
@@ -42,6 +43,8 @@ class Langevin:
     lent
         Noise variance in each coordinate of the first answer that bundles bring beside owners who answer live: those add the
         rest of 4/h.
+    free
+        How coordinates that no record speaks of are moved after every step.
     """
 
     name: ClassVar[str] = "langevin"
@@ -57,6 +60,7 @@ class Langevin:
     copy_sigma: float = field(default=0.0, kw_only=True)
     averaged: int = field(default=0, kw_only=True)
     lent: float = field(default=0.0, kw_only=True)
+    free: FreeMoves | None = field(default=None, kw_only=True)
 
     @property
     def proposal_sigma(self) -> float:

@@ -144,7 +144,7 @@ def compile_loop(
 
         def take() -> Any:
             heard, proposed = source.answer(held, states, kept, move, priced, fresh)
-            moved, accepted = decide_all(kernel, states, draw, move, heard, each)
+            moved, accepted = decide_all(kernel, log_prior, states, draw, move, heard, each)
             after = jax.tree.map(lambda new, old: jnp.where(_column(accepted, new), new, old), proposed, kept)
             row = Transcript(
                 moved.theta,

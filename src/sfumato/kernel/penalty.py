@@ -54,12 +54,15 @@ class Draw(NamedTuple):
         Length of a one-direction step, positive for the guided walk, signed for the componentwise one.
     log_u
         Logarithm of the uniform that decides.
+    free
+        What the moves of free coordinates need, shape (sub-steps, 2): see `kernel.free`. The stream adds it.
     """
 
     normal: Array
     index: Array
     length: Array
     log_u: Array
+    free: Array = None
 
 
 class Weighed(NamedTuple):
@@ -113,11 +116,17 @@ def propose(kernel: "Kernel", log_prior: Callable[[Array], Array], state: State,
     return Move(theta_prop, log_prior_prop, *known, possible & kernel.inside(theta_prop))
 
 
-def decide(kernel: "Kernel", state: State, draw: Draw, move: Move, heard: Heard) -> tuple[State, Array]:
-    """Take the move of one chain or stay: the next state, and whether it was taken."""
+def decide(
+    kernel: "Kernel", log_prior: Callable[[Array], Array], state: State, draw: Draw, move: Move, heard: Heard
+) -> tuple[State, Array]:
+    """Take the move of one chain or stay, then move what is free: the next state, and whether the move was taken."""
     zero = jnp.zeros_like(move.log_ratio)
     accepted = accepts(draw, heard.d_n_noisy, move.log_ratio, zero, heard.sigma) & heard.answered
-    return kernel.update(state, move.theta_prop, move.log_prior_prop, accepted, draw), accepted
+    moved = kernel.update(state, move.theta_prop, move.log_prior_prop, accepted, draw)
+    if kernel.free is not None:
+        theta, density = kernel.free.move(log_prior, moved.theta, moved.log_prior, draw.free)
+        moved = moved._replace(theta=theta, log_prior=density)
+    return moved, accepted
 
 
 def log_alpha(d_n_noisy: Array, log_prior_ratio: Array, log_q_ratio: Array, sigma: Array) -> Array:

@@ -16,11 +16,11 @@ from scipy.special import ndtr
 from sfumato.kernel.base import as_tree
 from sfumato.kernel.kinds import register
 from sfumato.kernel.langevin import Langevin
-from sfumato.kernel.penalty import Array, Weighed
+from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
 
 @register
-@as_tree("matrix", "centre", "information", "trust")
+@as_tree("matrix", "centre", "information", "trust", "free")
 @dataclass(frozen=True)
 class ReferenceLangevin(Langevin):
     r"""Langevin steps around a reference point; `public` is the log prior.
@@ -36,6 +36,10 @@ class ReferenceLangevin(Langevin):
     trust
         Radius of the trust region in units of A around the centre: where the prior is taken to be positive. Outside, bounds
         on one record may be useless; a proposal there is rejected without a query, so the target is the posterior on it.
+
+    Where coordinates move freely (`free`), the paid step moves the others alone, given these: then A must not mix the two, and
+    the trust region is about the others. Its drift has the prior as a straight line at the centre, with its bend in J: where
+    hyperparameters make the prior narrow, its own gradient would throw proposals far off, and those are dear.
     """
 
     second: ClassVar[str] = "remainder"
@@ -56,8 +60,17 @@ class ReferenceLangevin(Langevin):
         return self.trust
 
     def drift(self, theta: Array) -> Array:
-        """c: the drift without its data."""
-        return jax.grad(self.public)(theta) - jnp.asarray(self.information) @ (theta - jnp.asarray(self.centre))
+        """c: the drift without its data. The chain is exact for any function of theta here."""
+        centre = jnp.asarray(self.centre)
+        pull = -jnp.asarray(self.information) @ (theta - centre)
+        if self.free is None:
+            return jax.grad(self.public)(theta) + pull
+        return jnp.where(self.free.spoken, jax.grad(self.public)(centre) + pull, 0.0)
+
+    def propose(self, state: State, draw: Draw, first: Array) -> Array:
+        """Move by the noisy statistic, which knows nothing of what moves freely."""
+        theta_prop = super().propose(state, draw, first)
+        return theta_prop if self.free is None else jnp.where(self.free.spoken, theta_prop, state.theta)
 
     def known(self, theta: Array, theta_prop: Array) -> Weighed:
         """Public part of the log ratio, and v: the second query asks for the scalars that go with it."""
@@ -72,8 +85,10 @@ class ReferenceLangevin(Langevin):
 
     def inside(self, theta: Array) -> Array:
         """Whether a parameter lies in the trust region."""
-        away = jnp.linalg.solve(jnp.asarray(self.matrix), theta - jnp.asarray(self.centre))
-        return jnp.sum(away**2) <= self.trust**2
+        away = theta - jnp.asarray(self.centre)
+        if self.free is not None:
+            away = jnp.where(self.free.spoken, away, 0.0)
+        return jnp.sum(jnp.linalg.solve(jnp.asarray(self.matrix), away) ** 2) <= self.trust**2
 
     @classmethod
     def log_ratio_variance(cls, steps: np.ndarray, roughness: float) -> float:

@@ -1,6 +1,7 @@
 """One step of all chains, in two halves: what both drivers run, the compiled loop (`kernel.loop`) and the loop over rounds."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax import lax
@@ -37,10 +38,18 @@ def propose_all(
 
 
 def decide_all(
-    kernel: Kernel, states: State, draw: Draw, move: Move, heard: Heard, each: bool = False
+    kernel: Kernel,
+    log_prior: Callable[[Array], Array],
+    states: State,
+    draw: Draw,
+    move: Move,
+    heard: Heard,
+    each: bool = False,
 ) -> tuple[State, Array]:
-    """Decide about every chain's move; see `penalty.decide`."""
-    decided: tuple[State, Array] = jax.vmap(decide, (0 if each else None, 0, 0, 0, 0))(
-        kernel, states, draw, move, heard
-    )
+    """Decide about every chain's move, and move what is free; see `penalty.decide`."""
+
+    def one(kernel: Kernel, *row: Any) -> tuple[State, Array]:
+        return decide(kernel, log_prior, *row)
+
+    decided: tuple[State, Array] = jax.vmap(one, (0 if each else None, 0, 0, 0, 0))(kernel, states, draw, move, heard)
     return decided

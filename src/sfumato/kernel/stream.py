@@ -11,6 +11,7 @@ import numpy as np
 
 from sfumato.errors import InvalidInput
 from sfumato.kernel.base import Streams
+from sfumato.kernel.free import FreeMoves
 from sfumato.kernel.penalty import Draw
 
 _SKIP = 65_536
@@ -18,6 +19,11 @@ _SKIP = 65_536
 
 class Drawer(Protocol):
     """Any kernel: all that matters here is that it draws its public numbers."""
+
+    @property
+    def free(self) -> FreeMoves | None:
+        """What else moves, after every step."""
+        ...
 
     def draw(self, rng: Streams, size: int) -> Draw:
         """Public random numbers for `size` steps of one chain."""
@@ -81,8 +87,14 @@ class PublicStream:
             steps -= now
 
     def _fresh(self, kernel: Drawer, size: int) -> Draw:
-        per_chain = [kernel.draw(stream, size) for stream in self._streams]
+        per_chain = [_drawn(kernel, stream, size) for stream in self._streams]
         return Draw(*(np.stack(parts, axis=1) for parts in zip(*per_chain, strict=True)))
+
+
+def _drawn(kernel: Drawer, streams: Streams, size: int) -> Draw:
+    """What a kernel draws for one chain, and what its free moves do."""
+    free = np.zeros((size, 0, 2)) if kernel.free is None else kernel.free.draw(streams.free, size)
+    return kernel.draw(streams, size)._replace(free=free)
 
 
 def split_noise(seed: int, owner: int, step: int, shape: tuple[int, ...]) -> np.ndarray:

@@ -9,7 +9,7 @@ All three proposals are symmetric, so ``log_q_ratio`` is zero; the guided walk i
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from scipy.special import ndtr, ndtri
 
 from sfumato.errors import InvalidInput
 from sfumato.kernel.base import Streams, as_tree, move_if
+from sfumato.kernel.free import FreeMoves
 from sfumato.kernel.kinds import OnNormal, register
 from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
@@ -42,6 +43,7 @@ class Walk:
     copy_sigma: ClassVar[float] = 0.0
     numbers_a_step: ClassVar[int] = 1
     trust_radius: ClassVar[float | None] = None
+    free: FreeMoves | None = None
 
     def public_part(self, log_prior: Callable[[Array], Array]) -> Callable[[Array], Array]:
         """The prior."""
@@ -88,7 +90,7 @@ class Walk:
 
 
 @register
-@as_tree("matrix")
+@as_tree("matrix", "free")
 @dataclass(frozen=True)
 class Guided(Walk):
     r"""Guided walk: :math:`\theta' = \theta + p_j \ell s D_j`, keep the sign :math:`p_j` if accepted, flip it if not.
@@ -102,6 +104,7 @@ class Guided(Walk):
     persistent: ClassVar[bool] = True
     matrix: np.ndarray
     step: float
+    free: FreeMoves | None = field(default=None, kw_only=True)
 
     def draw(self, rng: Streams, size: int) -> Draw:
         """A direction and a positive, nearly constant length."""
@@ -135,7 +138,7 @@ class Guided(Walk):
 
 
 @register
-@as_tree("matrix")
+@as_tree("matrix", "free")
 @dataclass(frozen=True)
 class Componentwise(Walk):
     r"""One direction at a time: :math:`\theta' = \theta + s z D_j`, j uniform, z standard normal.
@@ -146,6 +149,7 @@ class Componentwise(Walk):
     name: ClassVar[str] = "componentwise"
     matrix: np.ndarray
     step: float
+    free: FreeMoves | None = field(default=None, kw_only=True)
 
     def draw(self, rng: Streams, size: int) -> Draw:
         """A direction and a signed normal length."""
@@ -163,7 +167,7 @@ class Componentwise(Walk):
 
 
 @register
-@as_tree("matrix")
+@as_tree("matrix", "free")
 @dataclass(frozen=True)
 class RandomWalk(Walk):
     r"""Random walk :math:`\theta' = \theta + s D z`, z standard normal.
@@ -184,6 +188,7 @@ class RandomWalk(Walk):
     matrix: np.ndarray
     step: float
     truncate: float | None = None
+    free: FreeMoves | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.truncate is not None and np.any(self.matrix != np.diag(np.diag(self.matrix))):

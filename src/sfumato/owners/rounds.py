@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -311,6 +312,8 @@ class Rounds:
         """Settle the terms with every owner: sigma is the noise of all of them together."""
         self._failure = None
         self._spent = [0] * len(self._doors)
+        if kernel.free is not None:  # paid moves keep to the owners' box, so free ones must as well
+            kernel = replace(kernel, free=replace(kernel.free, bound=self.theta_bound))  # type: ignore[type-var]
         chains = len(states.theta)
         sigmas = [sigma * share**0.5 for share in self.shares]
         gamma = min(choose_gamma(each, self.n) for each in sigmas if each > 0)
@@ -479,7 +482,7 @@ class _Step:
             heard = lattice.heard(numbers, answered, gamma, sigma)
             if shift is not None:
                 heard = lattice.shifted(heard, move.along, shift)
-            moved, accepted = decide_all(kernel, states, draw, move, heard)
+            moved, accepted = decide_all(kernel, log_prior, states, draw, move, heard)
             return moved, accepted, heard.d_n_noisy
 
         self._propose, self._decide = moves, decisions
@@ -531,7 +534,7 @@ class _CopyStep:
             # Public, and the same in both directions of a step (`Rounds.may_ask`).
             possible = move.possible & jnp.isfinite(d_n_noisy) & jnp.all(jnp.abs(move.theta_prop) <= bound, axis=-1)
             heard = Heard(jnp.where(possible, d_n_noisy, jnp.nan), sigma, possible)
-            moved, accepted = decide_all(kernel, states, draw, move, heard)
+            moved, accepted = decide_all(kernel, log_prior, states, draw, move, heard)
             row = Transcript(
                 theta=moved.theta,
                 theta_prop=move.theta_prop,

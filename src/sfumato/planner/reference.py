@@ -15,6 +15,7 @@ from sfumato.kernel.reference import autoregression_worth
 from sfumato.model import Model
 from sfumato.planner.belief import Belief, positive, prior_precision, safe_inverse
 from sfumato.planner.choice import Choice, Task
+from sfumato.planner.hierarchy import free_coordinates, free_moves, paid_step
 from sfumato.planner.plan import Plan
 from sfumato.study.target import Study
 from sfumato.tools.quick_jit import quick_jit
@@ -37,17 +38,26 @@ outside is far below 1e-12."""
 
 
 def reference_kernel(
-    model: Model, belief: Belief, matrix: np.ndarray, step: float, kind: Around = ReferenceLangevin
+    study: Study, belief: Belief, matrix: np.ndarray, step: float, kind: Around = ReferenceLangevin
 ) -> ReferenceLangevin:
-    """Langevin around the believed centre: J is its precision less that of the prior."""
-    information = positive(safe_inverse(belief.covariance) - prior_precision(model, belief.centre))
+    """Langevin around the believed centre: J is its precision less that of the prior.
+
+    In a hierarchy J is the whole precision of what the paid step moves. The trust region is one of the posterior, in units of a
+    step given what moves freely.
+    """
+    model, free, precision = study.model, free_coordinates(study), safe_inverse(belief.covariance)
     trust = len(belief.centre) ** 0.5 * (1 + 2 * belief.error) + TRUST
-    return kind(matrix, step, model.log_prior, belief.centre, information, trust)
+    if not free.any():
+        information = positive(precision - prior_precision(model, belief.centre))
+        return kind(matrix, step, model.log_prior, belief.centre, information, trust)
+    information = np.where(free | free[:, None], 0.0, precision)
+    trust, moves = trust / paid_step(belief, free).pace ** 0.5, free_moves(study, belief)
+    return kind(matrix, step, model.log_prior, belief.centre, information, trust, free=moves)
 
 
 def build(kind: Around, study: Study, plan: Plan) -> Kind:
     """The kernel of a plan, around its centre."""
-    return reference_kernel(study.model, plan.belief, plan.matrix, plan.step, kind)
+    return reference_kernel(study, plan.belief, plan.matrix, plan.step, kind)
 
 
 def tune(kind: Around, task: Task) -> Choice:
@@ -56,20 +66,20 @@ def tune(kind: Around, task: Task) -> Choice:
     A step of one chain costs :math:`w_1^2/(4/h - 1)` for the proposal (:math:`w_1` the diameter of the whitened gradients)
     and :math:`w_2^2/\sigma^2` for the correction, whose mean is taken over moves as the chain will make them: from points
     around a mode that the centre misses by the belief's error. What a step is worth is in
-    `kernel.reference.autoregression_worth`.
+    `kernel.reference.autoregression_worth`; in a hierarchy a step is shorter by its pace (`hierarchy.paid_step`).
     """
     belief, model, bounds = task.belief, task.study.model, task.study.reference_bounds
     if bounds is None:
         raise Unsupported(
             f"kernel={kind.name!r} needs bounds around a reference point: {task.study.why_not(kind.second)}."
         )
-    root, dim = np.linalg.cholesky(belief.covariance), len(belief.centre)
+    (root, pace), dim = paid_step(belief, free_coordinates(task.study)), len(belief.centre)
     proven = bounds.at(belief.centre, root)
     first = proven.gradients.diameter**2
     rng = np.random.default_rng(0)
     x, noise, miss = (jax.device_put(rng.standard_normal((PAIRS, dim))) for _ in range(3))
-    kernel = reference_kernel(model, belief, root, 1.0)
-    place = tuple(jax.device_put(part) for part in (kernel.centre, root, kernel.information, belief.error))
+    kernel = reference_kernel(task.study, belief, root, 1.0)
+    place = *(jax.device_put(part) for part in (kernel.centre, root, kernel.information, belief.error)), kernel.free
     options = []
     for h in STEPS:
         square = float(_mean_square(bounds, model)(*place, proven.anchor, jnp.asarray(h), x, noise, miss))
@@ -79,7 +89,7 @@ def tune(kind: Around, task: Task) -> Choice:
                 "are not (a kink, as of an absolute value?). Use kernel='guided'."
             )
         for sigma in SIGMAS:
-            worth = autoregression_worth(h, float(np.hypot(sigma, belief.roughness * np.sqrt(h * (1 - h / 4)))))
+            worth = autoregression_worth(pace * h, float(np.hypot(sigma, belief.roughness * np.sqrt(h * (1 - h / 4)))))
             iterations, ess = task.buys(first / (4 / h - 1) + square / sigma**2, worth)
             options.append(Choice(kind.name, root, h, sigma, iterations, ess))
     top = max(option.ess for option in options)
@@ -94,14 +104,16 @@ def _mean_square(bounds: ReferenceBounds, model: Model) -> Callable[..., Array]:
     """Compile the mean squared width of the second query over given moves."""
 
     def mean(
-        centre: Array, root: Array, information: Array, error: Array, anchor: Any, h: Array, *numbers: Array
+        centre: Array, root: Array, information: Array, error: Array, free: Any, anchor: Any, h: Array, *numbers: Array
     ) -> Array:
-        kernel = ReferenceLangevin(root, h, model.log_prior, centre, information, np.inf)
+        kernel = ReferenceLangevin(root, h, model.log_prior, centre, information, np.inf, free=free)
 
         def one(pair: tuple[Array, Array, Array]) -> Array:
             x, noise, miss = pair
             x_prop = (1 - h / 2) * x + jnp.sqrt(h * (1 - h / 4)) * noise
             theta, theta_prop = (centre + root @ (p + error * miss) for p in (x, x_prop))
+            if free is not None:
+                theta_prop = jnp.where(free.spoken, theta_prop, theta)
             lag = theta_prop - theta - kernel.known(theta, theta_prop).along
             lo, hi = bounds.range(anchor, theta, theta_prop, lag)
             return (hi - lo) ** 2

@@ -4,13 +4,14 @@ What a step is worth comes with the kernel (`kernel.kinds`). What it costs depen
 second query; each has `tune` and `build`.
 """
 
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import jax
 
 from sfumato.errors import InvalidInput, Unsupported
 from sfumato.kernel import AUTO, Kind
-from sfumato.planner import langevin, reference, walks
+from sfumato.planner import hierarchy, langevin, reference, walks
 from sfumato.planner.choice import Choice, Task
 from sfumato.planner.plan import Plan
 from sfumato.study.target import Study
@@ -59,4 +60,6 @@ def build_kernel(study: Study, plan: Plan) -> Kind:
         )
     with jax.enable_x64(True):
         kernel: Kind = BY_SECOND[found[0].second].build(found[0], study, plan)
-    return kernel
+        moves = hierarchy.free_moves(study, plan.belief)
+    named = {part.name for part in fields(kernel)}  # type: ignore[arg-type]
+    return kernel if moves is None or "free" not in named else replace(kernel, free=moves)  # type: ignore[type-var]

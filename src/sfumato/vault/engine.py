@@ -6,6 +6,7 @@ last round are kept, each with the parameter it belongs to, and a chain goes on 
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -16,6 +17,7 @@ from sfumato.bounds.body import Body
 from sfumato.bounds.reference import ReferenceBounds
 from sfumato.bounds.searched import BestReference
 from sfumato.errors import InvalidInput
+from sfumato.model.spoken import unspoken
 from sfumato.study.target import Study
 from sfumato.vault.blocks import BLOCK, Evaluation, Rows
 from sfumato.vault.closed import closed
@@ -198,15 +200,23 @@ class LocalEngine:
 
     def terms_at(self, theta: np.ndarray) -> tuple[Array, Array, np.ndarray]:
         """Terms at the last round's two parameters and which of the two every chain went on from; scored anew if neither."""
-        chosen = None if self._kept is None else self._kept.chosen(theta)
+        chosen = None if self._kept is None else self._kept.chosen(self._read(theta))
         if self._kept is not None and chosen is not None:
             return self._kept.here, self._kept.there, chosen
         scored = self.terms(theta)
         return scored, scored, np.zeros(len(theta), bool)
 
-    def keep(self, *kept: Array) -> None:
+    def keep(self, theta: np.ndarray, theta_prop: np.ndarray, here: Array, there: Array) -> None:
         """Keep terms for the next round: see `Kept`."""
-        self._kept = Kept(*kept)
+        self._kept = Kept(self._read(theta), self._read(theta_prop), here, there)
+
+    def _read(self, theta: np.ndarray) -> np.ndarray:
+        """What a term depends on: coordinates that no record speaks of have moved freely since the last round."""
+        return theta if self._spoken.all() else np.ascontiguousarray(theta[:, self._spoken])
+
+    @cached_property
+    def _spoken(self) -> np.ndarray:
+        return ~unspoken(self.how.model, self.how.domain)
 
     def vectors_at(self, body: Body | Balls) -> Array:
         """Vector of every row at a reference point, shape (row, d); kept for the next round. Private."""

@@ -16,7 +16,16 @@ import sfumato as sf
 from helpers import FALSE_ALARM
 from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.families.langevin import public_part
-from sfumato.kernel import Componentwise, Guided, Langevin, PublicStream, RandomWalk, ReferenceLangevin, State
+from sfumato.kernel import (
+    Componentwise,
+    FreeMoves,
+    Guided,
+    Langevin,
+    PublicStream,
+    RandomWalk,
+    ReferenceLangevin,
+    State,
+)
 from sfumato.owners.local import LocalDoor, facts_of
 from sfumato.owners.rounds import Rounds
 from sfumato.privacy.budget import QUANTA_PER_UNIT
@@ -74,6 +83,29 @@ def reference_case(h=0.8):
     centre, root = np.array([0.9, -0.5, 0.1, 0.05]), np.linalg.cholesky(np.eye(4) * 0.012 + 0.002)
     kernel = ReferenceLangevin(root, h, LOGISTIC.model.log_prior, centre, np.eye(4) * 60.0, 14.0)
     return SimpleNamespace(study=LOGISTIC, table=TABLE, kernel=kernel, sigma=0.4, start=centre)
+
+
+def hierarchy(group, y):
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    effect = numpyro.sample("effect", dist.Normal(mu, spread).expand([3]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=effect[group]), obs=y)
+
+
+HIERARCHY = make_study(hierarchy, {"group": sf.Categories(3), "y": sf.Binary()})
+GROUPED = {"group": RNG.integers(0, 3, N), "y": TABLE["y"]}
+
+
+def free_case(walk=False):
+    """The same with a mean and a spread that move freely."""
+    centre, root = np.full(5, 0.01), np.diag([0.4, 0.5, 0.13, 0.13, 0.13])  # at zero itself logits have a kink
+    free = FreeMoves(root[:, :2])
+    kernel = ReferenceLangevin(
+        root, 0.8, HIERARCHY.model.log_prior, centre, np.diag([0.0, 0, 65, 65, 65]), 14.0, free=free
+    )
+    kernel = Guided(root, 1.0, free=free) if walk else kernel
+    return SimpleNamespace(study=HIERARCHY, table=GROUPED, kernel=kernel, sigma=0.6)
 
 
 def states_of(case, stream):
@@ -238,6 +270,32 @@ def test_langevin_around_a_reference_point_is_the_same_if_nothing_is_kept(monkey
     whole = compiled(reference_case())
     monkeypatch.setattr(engine, "CACHE_TERMS", 0)
     assert_same(whole, compiled(reference_case()))
+
+
+@pytest.mark.parametrize("walk", [False, True])
+def test_free_moves_by_rounds_are_the_compiled_ones(walk, monkeypatch):
+    """They move at every step, and terms of records are kept all the same: none depends on what moved."""
+    whole = compiled(free_case(walk))
+    steps = np.diff(whole["theta"], axis=0)
+    assert (steps[..., :2] != 0).mean() > 0.7
+    if not walk:
+        assert np.array_equal((steps[..., 2:] != 0).any(axis=-1), whole["accepted"][1:])
+    scored = []
+    real = engine.LocalEngine.terms
+    monkeypatch.setattr(engine.LocalEngine, "terms", lambda *a: (scored.append(1), real(*a))[1])
+    monkeypatch.setattr(engine, "FEW_TERMS", 0)
+    assert_same(whole, by_rounds(free_case(walk), sizes=(7, STEPS - 7)))
+    assert len(scored) == 1
+
+
+def test_free_moves_keep_to_the_owners_box():
+    """The paid step is the posterior's on the box; were the free one the whole posterior's, together they would be nobody's."""
+    case = free_case()
+    with Ledger.in_memory(CAP) as ledger:
+        door = door_of(case, ledger)
+        door.facts = msgspec.structs.replace(door.facts, theta_bound=0.7)
+        seen = drive(case, Rounds(case.study.model, [door], run_id="run"), PublicStream(1, CHAINS), [STEPS])
+    assert np.abs(seen["theta"]).max() <= 0.7 < np.abs(compiled(case)["theta"]).max()
 
 
 def test_rounds_do_not_depend_on_how_they_are_cut_into_chunks():
