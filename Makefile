@@ -53,7 +53,7 @@ lock:
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/pip install --quiet uv
 	$(VENV)-lock/bin/uv pip compile --quiet --generate-hashes --no-header --no-annotate --no-emit-index-url \
-		--python-version 3.11 --extra dev --extra node --output-file requirements.lock pyproject.toml
+		--python-version 3.11 --extra dev --extra docs --extra node --output-file requirements.lock pyproject.toml
 	rm -rf $(VENV)-lock
 
 clean:
