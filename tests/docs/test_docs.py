@@ -151,6 +151,20 @@ def test_figures_are_drawn_from_the_tables_as_they_are():
         assert f"table {draw['digest'](name)}" in (folder / f"{name}.svg").read_text(), name
 
 
+def test_printed_outputs_speak_the_words_of_the_code():
+    """`make docs-outputs` prints them anew; a line or a column that the code no longer has fails here."""
+    import runpy
+
+    outputs = runpy.run_path(str(ROOT / "docs" / "outputs.py"))
+    blocks = outputs["blocks"]()
+    assert len(blocks) == 3
+    for block in blocks:
+        words = outputs["labels"](block["text"])
+        assert len(words) >= 6
+        for word in words:
+            assert word in SOURCE or word.lower() in SOURCE or word.replace(" ", "_") in SOURCE, (block["command"], word)
+
+
 def test_dependencies_are_explained_one_by_one():
     import tomllib
 
