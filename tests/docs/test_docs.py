@@ -92,7 +92,7 @@ def test_an_analyst_can_follow_the_page_about_nodes(hospital_and_clinic, tmp_pat
     exec(compile("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), "page.py", "exec"), page)  # noqa: S102
     assert 0.2 < page["run"].draws["p"].mean() < 0.4
     assert "of 2 left" in capsys.readouterr().out
-    studies = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    studies = [block for block in re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL) if "[study]" in block]
     assert len(studies) == 2
     for i, study in enumerate(studies):
         (tmp_path / "study.toml").write_text(study)
@@ -107,6 +107,20 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http", "mailto")):
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_on_the_page_have_keys_that_there_are(page):
+    """Tables of a study file or of an owner's file, whole or in part: each key is one that the code declares."""
+    import tomllib
+
+    from sfumato.files.schema import keys
+    from sfumato.files.study import StudyTables
+    from sfumato.node.config import OwnerTables
+
+    for block in re.findall(r"```toml\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        given = tomllib.loads(block)
+        assert set(given) <= set(keys(StudyTables)) | set(keys(OwnerTables)), block
 
 
 def test_every_name_in_the_notation_occurs_in_the_code():
