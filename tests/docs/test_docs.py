@@ -176,7 +176,10 @@ def test_printed_outputs_speak_the_words_of_the_code():
         words = outputs["labels"](block["text"])
         assert len(words) >= 6
         for word in words:
-            assert word in SOURCE or word.lower() in SOURCE or word.replace(" ", "_") in SOURCE, (block["command"], word)
+            assert word in SOURCE or word.lower() in SOURCE or word.replace(" ", "_") in SOURCE, (
+                block["command"],
+                word,
+            )
 
 
 def test_dependencies_are_explained_one_by_one():

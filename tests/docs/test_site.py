@@ -4,11 +4,13 @@ The build runs every tutorial; a warning is an error. So what the tutorials prin
 """
 
 import importlib
+import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
@@ -31,12 +33,21 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site; the build has run every tutorial, and has not warned."""
-    folder = tmp_path_factory.mktemp("site")
-    options = ["-q", "-W", "--keep-going", "-b", "html", "-d", folder / "doctrees"]
-    command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", folder / "html"]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
+    """The built site; the build has run every tutorial, and has not warned. Of several workers one builds it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    said = folder / "said.txt"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        while not said.exists():
+            time.sleep(0.5)
+    else:
+        options = ["-q", "-W", "--keep-going", "-b", "html", "-d", folder / "doctrees"]
+        command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", folder / "html"]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+        said.write_text("" if done.returncode == 0 else done.stderr[-5000:] or "the build failed")
+    assert not said.read_text(), said.read_text()
     return folder / "html"
 
 
