@@ -59,10 +59,9 @@ SIGNATURE = re.compile(r"<dl>\s*((?:<dd><em class=\"sig-param\">.*?</dd>\s*)+)</
 
 def accessible(app, page, template, context, doctree):
     """Whatever scrolls by itself can be scrolled by keyboard; a long signature is no list of definitions without terms."""
-    body = context.get("body") or ""
-    body = body.replace("<pre>", '<pre tabindex="0">').replace(
-        '<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'
-    )
+    body = (context.get("body") or "").replace("<pre>", '<pre tabindex="0">')
+    for scrolls in ("table-wrapper", "output text_html"):
+        body = body.replace(f'<div class="{scrolls}', f'<div tabindex="0" class="{scrolls}')
     context["body"] = SIGNATURE.sub(lambda found: f'<span class="signature">{rows(found[1])}</span>', body)
 
 
