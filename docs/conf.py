@@ -10,7 +10,11 @@ sys.path[:0] = [str(HERE / "_ext")]
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # tutorials call `sfumato`
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # said by tqdm in notebooks without widgets
 
+from nbclient import NotebookClient  # noqa: E402
+
 from sfumato.tools.version import __version__  # noqa: E402
+
+NotebookClient.coalesce_streams.default_value = True  # a command's output comes in pieces, which end anywhere
 
 project = "sfumato"
 author = "The sfumato maintainers"

@@ -24,11 +24,10 @@ WRITE = runpy.run_path(str(ROOT / "docs" / "reference" / "write.py"))
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WIDTHS = (1440, 820, 390)
 KINDS = (
-    "index", "tutorials/first-posterior", "tutorials/your-own-csv", "how-to/run-a-node", "how-to/estimate", "reference/python",
-    "reference/commands", "reference/study-file", "explanation/paper", "explanation/sensitivity", "measurements/pilot",
-    "developer/changelog",
+    "index", "tutorials/three-hospitals", "how-to/choose-a-budget", "reference/python-gdp", "reference/notation",
+    "proofs/penalty-rule", "measurements/pilot",
 )  # fmt: skip
-"""One page of each kind: looked at in light and dark, and handed to axe."""
+"""One page of each kind, not too long: looked at in light and dark, and handed to axe."""
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,7 @@ def test_tutorials_show_what_their_code_printed(site, pages):
         cells = path.read_text().count("```{code-cell}") - path.read_text().count("[remove-cell]")
         page = pages[site / "tutorials" / f"{path.stem}.html"]
         assert len(page.select("div.cell")) == cells
-        assert path.stem == "index" or len(page.select("div.cell_output")) >= 2
+        assert path.stem == "index" or page.select("div.cell_output")
         assert not page.select("div.output.stderr"), path
 
 
