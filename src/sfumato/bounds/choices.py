@@ -6,19 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.bounds import curved
+from sfumato.bounds.arithmetic import add, multiply
+from sfumato.bounds.indexing import indicators
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.rules import RULES, Params, Rule, is_fixed, rule, unsupported
-from sfumato.bounds.values import Const, Curved, Scope, Truth, Value, of_consts
-
-
-def truth(value: Value) -> Truth:
-    """View a constant condition as one that may differ between parameters."""
-    if isinstance(value, Truth):
-        return value
-    if not isinstance(value, Const):
-        raise unsupported("convert_element_type", " (to a condition)")
-    several = jnp.stack([jnp.asarray(x, dtype=bool) for x in value.at])
-    return Truth(jnp.any(several, axis=0), ~jnp.all(several, axis=0), value.fixed)
+from sfumato.bounds.shapes import truth
+from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, of_consts
 
 
 def _compare(certain: Callable[[Interval, Interval], Array], impossible: Callable[[Interval, Interval], Array]) -> Rule:
@@ -29,11 +22,17 @@ def _compare(certain: Callable[[Interval, Interval], Array], impossible: Callabl
                 yes, no = np.asarray(certain(*known)), np.asarray(impossible(*known))  # type: ignore[arg-type]
             if np.all(yes | no):
                 return Const((yes,), True)
-            scope.indexed.append(scope.uses(first, second))
         x, y = scope.curved(first), scope.curved(second)
-        return Truth(~impossible(x.bounds, y.bounds), ~certain(x.bounds, y.bounds), x.free and y.free)
+        yes, no = ~impossible(x.bounds, y.bounds), ~certain(x.bounds, y.bounds)
+        free = x.free and y.free
+        return Truth(yes, no, free, frozenset(scope.uses(first, second).tolist()) if free else frozenset())
 
     return apply
+
+
+def _joined(yes: Array, no: Array, *parts: Truth) -> Truth:
+    """A condition made of others."""
+    return Truth(yes, no, all(p.free for p in parts), frozenset().union(*(p.uses for p in parts)))
 
 
 def _register_comparisons() -> None:
@@ -53,7 +52,7 @@ def equal(scope: Scope, first: Value, second: Value) -> Value:
         return Const((yes,), True)
     if isinstance(first, Truth) or isinstance(second, Truth):
         a, b = truth(first), truth(second)
-        return Truth((a.yes & b.yes) | (a.no & b.no), (a.yes & b.no) | (a.no & b.yes), a.free and b.free)
+        return _joined((a.yes & b.yes) | (a.no & b.no), (a.yes & b.no) | (a.no & b.yes), a, b)
     same = _compare(
         lambda a, b: (a.lo == a.hi) & (b.lo == b.hi) & (a.lo == b.lo), lambda a, b: (a.hi < b.lo) | (a.lo > b.hi)
     )
@@ -65,12 +64,15 @@ def invert(value: Value) -> Value:
     if isinstance(value, Const):
         return of_consts(lambda x: ~jnp.asarray(x), value)
     value = truth(value)
-    return Truth(value.no, value.yes, value.free)
+    return _joined(value.no, value.yes, value)
 
 
 @rule("eq")
 def _eq(scope: Scope, params: Params, first: Value, second: Value) -> Value:
-    return equal(scope, first, second)
+    out = equal(scope, first, second)
+    if isinstance(out, Truth) and params["from_whole"] and isinstance(first, Affine) and is_fixed(first):
+        out.indicator = indicators(scope, first, second)
+    return out
 
 
 @rule("ne")
@@ -86,31 +88,31 @@ def _invert(scope: Scope, params: Params, value: Value) -> Value:
 @rule("and")
 def _and(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     a, b = truth(first), truth(second)
-    return Truth(a.yes & b.yes, a.no | b.no, a.free and b.free)
+    return _joined(a.yes & b.yes, a.no | b.no, a, b)
 
 
 @rule("or")
 def _or(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     a, b = truth(first), truth(second)
-    return Truth(a.yes | b.yes, a.no & b.no, a.free and b.free)
+    return _joined(a.yes | b.yes, a.no & b.no, a, b)
 
 
 @rule("xor")
 def _xor(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     a, b = truth(first), truth(second)
-    return Truth((a.yes & b.no) | (a.no & b.yes), (a.yes & b.yes) | (a.no & b.no), a.free and b.free)
+    return _joined((a.yes & b.no) | (a.no & b.yes), (a.yes & b.yes) | (a.no & b.no), a, b)
 
 
 @rule("reduce_and")
 def _reduce_and(scope: Scope, params: Params, value: Value) -> Value:
     t, axes = truth(value), tuple(params["axes"])
-    return Truth(jnp.all(t.yes, axis=axes), jnp.any(t.no, axis=axes), t.free)
+    return _joined(jnp.all(t.yes, axis=axes), jnp.any(t.no, axis=axes), t)
 
 
 @rule("reduce_or")
 def _reduce_or(scope: Scope, params: Params, value: Value) -> Value:
     t, axes = truth(value), tuple(params["axes"])
-    return Truth(jnp.any(t.yes, axis=axes), jnp.all(t.no, axis=axes), t.free)
+    return _joined(jnp.any(t.yes, axis=axes), jnp.all(t.no, axis=axes), t)
 
 
 @rule("is_finite")
@@ -130,11 +132,12 @@ def _select(scope: Scope, params: Params, which: Value, *cases: Value) -> Value:
     condition = truth(which)
     if isinstance(otherwise, Truth) or isinstance(chosen, Truth):
         a, b = truth(otherwise), truth(chosen)
-        return Truth(
-            (condition.yes & b.yes) | (condition.no & a.yes),
-            (condition.yes & b.no) | (condition.no & a.no),
-            condition.free and a.free and b.free,
-        )
+        yes = (condition.yes & b.yes) | (condition.no & a.yes)
+        return _joined(yes, (condition.yes & b.no) | (condition.no & a.no), condition, a, b)
+    if condition.indicator is not None and isinstance(otherwise, Const) and isinstance(chosen, Const):
+        apart = of_consts(lambda a, b: jnp.asarray(a, float) - b, chosen, otherwise)
+        return add(scope, otherwise, multiply(scope, condition.indicator(), apart))
+    scope.decide(condition)
     return _select_numbers(scope, condition, scope.curved(otherwise), scope.curved(chosen))
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from sfumato.bounds import curved
-from sfumato.bounds.interval import Array
+from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.rules import Params, rule, unsupported
 from sfumato.bounds.shapes import structural
-from sfumato.bounds.values import Affine, Const, Scope, Truth, Value, at_each, plain
+from sfumato.bounds.values import Affine, Const, Scope, Truth, Value, at_each, constant, plain
 
 _MAX_ENTRIES = 256
 
@@ -93,13 +93,42 @@ def _choose(scope: Scope, table: Value, index: Value, count: int, take: Callable
     if float(np.min(known.lo)) < 0 or float(np.max(known.hi)) > count - 1 or count > _MAX_ENTRIES:
         raise unsupported("gather", f" (the index ranges beyond 0 .. {count - 1}, or over too many entries)")
     entries = [structural(lambda x, k=k: take(x, k), table, scope=scope) for k in range(count)]
-    cut = scope.point is not None or bool(scope.cut & set(scope.uses(index).tolist()))
-    low, high = (end.reshape(()) for end in (scope.bounds(index) if cut else known))
-    possible = (np.arange(count) >= low) & (np.arange(count) <= high)
+    possible = _possible(scope.bounds(index) if _is_cut(scope, index) else known, count)
     if isinstance(table, Const):
         return _indicator_sum(scope, entries, index, possible)
     scope.indexed.append(scope.uses(index))
     return curved.hull_over([scope.curved(entry) for entry in entries], possible)
+
+
+def indicators(scope: Scope, index: Affine, numbers: Value) -> Callable[[], Affine] | None:
+    """What makes "a whole number of the record equals these numbers" affine, if it takes few values: its indicators."""
+    known = scope.known(index)
+    same = all(len(np.unique(part)) == 1 for part in (index.ids, index.factor, index.shift))
+    if not (same and known is not None and isinstance(numbers, Const) and numbers.fixed):
+        return None
+    low, high = float(np.min(known.lo)), float(np.max(known.hi))
+    if low < 0 or high >= _MAX_ENTRIES:
+        return None
+    shape, count = np.broadcast_shapes(index.shape, numbers.shape), int(high) + 1
+
+    def make() -> Affine:
+        one = structural(lambda x: x.reshape(-1)[0], index, scope=scope)
+        entries = [constant(np.broadcast_to(np.asarray(numbers.at[0]) == k, shape).astype(float)) for k in range(count)]
+        bounds = scope.bounds(one) if _is_cut(scope, one) else scope.known(one)
+        assert bounds is not None  # noqa: S101 (the index is fixed)
+        return _indicator_sum(scope, entries, one, _possible(bounds, count))
+
+    return make
+
+
+def _is_cut(scope: Scope, index: Affine) -> bool:
+    """Whether an index is known more closely than on the whole domain."""
+    return scope.point is not None or bool(scope.cut & set(scope.uses(index).tolist()))
+
+
+def _possible(bounds: Interval, count: int) -> Array:
+    low, high = (end.reshape(()) for end in bounds)
+    return (np.arange(count) >= low) & (np.arange(count) <= high)
 
 
 def _indicator_sum(scope: Scope, entries: list[Const], index: Affine, possible: Array) -> Affine:

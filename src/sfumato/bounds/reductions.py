@@ -128,10 +128,12 @@ def _cumsum(scope: Scope, params: Params, value: Value) -> Value:
 def _convert(scope: Scope, params: Params, value: Value) -> Value:
     kind = params["new_dtype"]
     if isinstance(value, Truth):
-        return value if kind == jnp.bool_ else scope.curved(value)
+        if kind == jnp.bool_:
+            return value
+        return scope.curved(value) if value.indicator is None else value.indicator()
     if kind == jnp.bool_:
         return invert(equal(scope, value, constant(0.0)))
-    if jnp.issubdtype(kind, jnp.integer) and not _whole(params):
+    if jnp.issubdtype(kind, jnp.integer):
         return _to_whole(scope, params, value)
     return value
 
@@ -141,7 +143,7 @@ def _to_whole(scope: Scope, params: Params, value: Value) -> Value:
     known, kind = scope.known(value), jnp.iinfo(params["new_dtype"])  # type: ignore[no-untyped-call]
     if known is not None and not (np.min(known.lo) > float(kind.min) - 1 and np.max(known.hi) < float(kind.max) + 1):
         raise unsupported("convert_element_type", " (a whole number of this size would wrap)")
-    return RULES["trunc"](scope, params, value)
+    return value if _whole(params) else RULES["trunc"](scope, params, value)
 
 
 def _whole(params: Params) -> bool:

@@ -5,18 +5,29 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sfumato.bounds import curved
-from sfumato.bounds.choices import truth
 from sfumato.bounds.interval import Array
 from sfumato.bounds.moves import move
+from sfumato.bounds.rules import unsupported
 from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, align, at_each, plain
 
 _STRUCTURAL = (
     "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "rev", "copy", "copy_p", "concatenate", "pad",
     "split", "stack", "stop_gradient", "expand_dims", "optimization_barrier", "pvary",
 )  # fmt: skip
+
+
+def truth(value: Value) -> Truth:
+    """View a constant condition as one that may differ between parameters."""
+    if isinstance(value, Truth):
+        return value
+    if not isinstance(value, Const):
+        raise unsupported("convert_element_type", " (to a condition)")
+    several = jnp.stack([jnp.asarray(x, dtype=bool) for x in value.at])
+    return Truth(jnp.any(several, axis=0), ~jnp.all(several, axis=0), value.fixed)
 
 
 def structural_names() -> tuple[str, ...]:
@@ -30,9 +41,12 @@ def structural(apply: Callable[..., Any], *values: Value, scope: Scope) -> Any:
         return _move_constants(apply, values)  # type: ignore[arg-type]
     if any(isinstance(v, Truth) for v in values):
         parts = [truth(v) for v in values]
-        free = all(p.free for p in parts)
+        free, uses = all(p.free for p in parts), frozenset[int]().union(*(p.uses for p in parts))
         yes, no = apply(*(p.yes for p in parts)), apply(*(p.no for p in parts))
-        return _zip_outputs(lambda y, n: Truth(y, n, free), yes, no)
+        out = _zip_outputs(lambda y, n: Truth(y, n, free, uses), yes, no)
+        if isinstance(out, Truth) and len(parts) == 1 and (own := parts[0].indicator) is not None:
+            out.indicator = lambda: structural(apply, own(), scope=scope)
+        return out
     if any(isinstance(v, Curved) for v in values):
         return _attach(curved.move(apply, [scope.curved(v) for v in values]), _moved_logs(apply, values))
     return _move_affine(apply, [scope.affine(v) for v in values])

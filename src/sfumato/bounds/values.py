@@ -102,11 +102,16 @@ class Curved:
 
 @dataclass(eq=False)
 class Truth:
-    """Whether a condition can be true and can be false; `free`: it does not look at the parameter."""
+    """Whether a condition can be true and can be false; `free`: it does not look at the parameter.
+
+    `uses` are the atoms that decide it; `indicator` makes it an affine number that is one where it holds, if there is one.
+    """
 
     yes: Array
     no: Array
     free: bool
+    uses: frozenset[int] = frozenset()
+    indicator: "Callable[[], Affine] | None" = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -223,6 +228,7 @@ class Scope:
         if isinstance(value, Curved):
             return value
         if isinstance(value, Truth):
+            self.decide(value)
             bounds = Interval(jnp.where(value.no, 0.0, 1.0), jnp.where(value.yes, 1.0, 0.0))
             return self.jump(self.still(bounds, value.free), ~(value.yes & value.no))
         return self._from_affine(self.affine(value), bent)
@@ -349,6 +355,11 @@ class Scope:
         stay = jnp.broadcast_to(sure, value.shape)[..., None]
         slopes = Interval(*(jnp.where(stay, k, j) for k, j in zip(kept, jumped, strict=True)))
         return Curved(value.bounds, slopes, value.second, False, value.positive)
+
+    def decide(self, condition: Truth) -> None:
+        """Remember what a condition hangs on: it is worth cutting."""
+        if condition.uses:
+            self.indexed.append(np.array(sorted(condition.uses)))
 
     def known(self, value: Value) -> Interval | None:
         """Range on the whole domain in plain numbers, for numbers that do not look at the parameter."""
