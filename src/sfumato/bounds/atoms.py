@@ -143,6 +143,14 @@ class Atoms:
             out[start : start + size] = False
         return out
 
+    def here(self) -> Interval:
+        """Range of every atom by itself in the present cell."""
+        low, high = jnp.asarray(self.lo), jnp.asarray(self.hi)
+        for box in self.boxes:
+            where = slice(box.start, box.start + box.size)
+            low, high = (end.at[where].set(own) for end, own in zip((low, high), box.bounds, strict=True))
+        return Interval(low, high)
+
     def nearest(self, atoms: Array) -> Array:
         """Cut one record's numbers to the product of blocks, whatever they are: what is not a number becomes the middle."""
         low, high = self.lo, self.hi

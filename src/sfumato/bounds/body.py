@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from sfumato.bounds.atoms import Atoms
 from sfumato.bounds.interval import Array
@@ -35,9 +34,13 @@ class Body(NamedTuple):
     theta
         The reference point.
     directions
-        Coefficients of the base numbers along which the region is cut into cells, over the record's numbers.
+        What the region is cut along, columns and base numbers, over the record's numbers.
     start, scale
         Where the cells begin along each of them, and how many go into one unit: they are all as wide.
+    counts
+        Number of cells along each of them.
+    atom_low, atom_high
+        Range of every number in every cell: functions of a column that is cut stay tied to it.
     slope_low, slope_high
         The box of slopes of every cell.
     jacobian
@@ -48,23 +51,25 @@ class Body(NamedTuple):
     directions: Array
     start: Array
     scale: Array
+    counts: Array
+    atom_low: Array
+    atom_high: Array
     slope_low: Array
     slope_high: Array
     jacobian: Array
 
     def cell(self, atoms: Array) -> Array:
         """Number of the cell that a record of the region lies in."""
-        axes = len(self.directions)
-        count = round(len(self.slope_low) ** (1 / axes)) if axes else 1
         along = jnp.floor((self.directions @ atoms - self.start) * self.scale)
-        strides = count ** np.arange(axes)[::-1]
+        strides = jnp.cumprod(jnp.concatenate([jnp.ones(1, int), self.counts[:0:-1]]))[::-1][: len(self.counts)]
         # Only rounding gets beyond the ends: to the first cell, or the last.
-        return jnp.sum(jnp.clip(along, 0, count - 1).astype(int) * strides)
+        return jnp.sum(jnp.clip(along, 0, self.counts - 1).astype(int) * strides)
 
     def cut(self, region: Atoms, slopes: Array, atoms: Array) -> tuple[Array, Array]:
         """Cut slopes and numbers of one record, whatever they are, to what the body is made of."""
         inside = region.nearest(atoms)
         cell = self.cell(inside)
+        inside = jnp.clip(inside, self.atom_low[cell], self.atom_high[cell])
         low, high = self.slope_low[cell], self.slope_high[cell]
         return jnp.clip(jnp.where(jnp.isnan(slopes), (low + high) / 2, slopes), low, high), inside
 
@@ -80,7 +85,8 @@ def body_at(anchor: Anchor) -> Body:
     scale = jnp.where(wide > 0, 1.0 / jnp.where(wide > 0, wide, 1.0), 0.0)
     low = jnp.where(jnp.isnan(anchor.slope_low), -jnp.inf, anchor.slope_low)
     high = jnp.where(jnp.isnan(anchor.slope_high), jnp.inf, anchor.slope_high)
-    return Body(anchor.theta, anchor.directions, start, scale, low, high, anchor.jacobian)
+    ranges = anchor.counts, anchor.atom_low, anchor.atom_high
+    return Body(anchor.theta, anchor.directions, start, scale, *ranges, low, high, anchor.jacobian)
 
 
 def record_vector(program: Program, atoms: Atoms, body: Body, record: Mapping[str, Array]) -> Array:

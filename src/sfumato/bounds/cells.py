@@ -9,6 +9,8 @@ from sfumato.bounds.interval import Array, Interval
 
 Cell: TypeAlias = dict[str, Interval]
 """Ranges of what is cut, by name; with a leading axis, those of all cells."""
+ENUMERATE = 32
+"""A discrete column with at most so many values gets one cell per value."""
 _SAFETY = 1e-11  # outward rounding, relative to the sum of all magnitudes: thousands of roundings of 1e-16
 
 

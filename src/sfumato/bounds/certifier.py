@@ -10,7 +10,7 @@ nearly numbers, so that the range of the affine function :math:`S_0 + \sum_j \ba
 matters. The remaining radii are added outright.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import numpy as np
 from sfumato.bounds import interval as iv
 from sfumato.bounds.atoms import Axis
 from sfumato.bounds.bounds import Bounds
-from sfumato.bounds.cells import Cell, cut_for_ends, product_of_cells, widen
+from sfumato.bounds.cells import ENUMERATE, Cell, cut_for_ends, product_of_cells, widen
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.program import Program
 from sfumato.bounds.values import Affine, Const, Scope, Value, align, difference_form, mean_form, pad_slopes
@@ -33,7 +33,6 @@ from sfumato.tools.quick_jit import quick_jit
 _CELLS = 64  # along a single axis
 _FEW_CELLS = 32  # for tables so small that proving a range would take longer than summing: 1 to 2 % wider
 _ALL_CELLS = 400  # along several, together
-_ENUMERATE = 32  # a discrete column with at most so many values gets one cell per value
 _WORTH_CUTTING = 0.1  # share of all blur from which on a second affine number is cut too
 _PROBES = 3
 
@@ -115,8 +114,8 @@ class Certifier:
     @cached_property
     def _single(self) -> dict[int, np.ndarray | None]:
         """Atoms that are entries of boxes, and the values they can take, where these are few."""
-        entries = [(domain, i) for domain in self.program.domain.values() for i in range(domain.size)]
-        return {at: domain.cells(i, _ENUMERATE) for at, (domain, i) in enumerate(entries) if domain.separable}
+        separable = [at for at, (domain, _) in enumerate(self.program.entries) if domain.separable]
+        return {at: self.program.values(at, ENUMERATE) for at in separable}
 
     def _used_twice(self, scope: Scope, single: Iterable[int]) -> list[int]:
         """Columns that enter in two forms, such as v and log v: cutting them keeps the two consistent."""
@@ -153,11 +152,8 @@ class Certifier:
     def _column_edges(self, column: int, count: int) -> Interval:
         if (listed := self._single[column]) is not None:
             return iv.point(jnp.asarray(listed))
-        low, high = (np.concatenate([end(d).ravel() for d in self.program.domain.values()])[column] for end in _ENDS)
-        return cut_for_ends(Interval(jnp.asarray(low), jnp.asarray(high)), count)
-
-
-_ENDS: tuple[Callable[[Domain], np.ndarray], ...] = (lambda d: d.lo, lambda d: d.hi)
+        domain, entry = self.program.entries[column]
+        return cut_for_ends(Interval(*(jnp.asarray(end.ravel()[entry]) for end in (domain.lo, domain.hi))), count)
 
 
 def _slopes_and_moves(scope: Scope, out: Value) -> tuple[Interval, Interval]:

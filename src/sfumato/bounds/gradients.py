@@ -75,7 +75,11 @@ def gradient_set(remainder: Remainder, anchor: Anchor, matrix: np.ndarray) -> Gr
     root, tables = np.asarray(matrix, dtype=float), np.asarray(anchor.jacobian)
     points = np.einsum("da,mdb->mab", root, tables)  # whitened: (m, d, 1 + atoms)
     region, one = remainder.region, len(remainder.axes) == 1
-    found = _set_of(points, _cells(anchor, points, one), np.asarray(anchor.directions)[0] if one else None, region)
+    cells = _cells(anchor, points, one)
+    if remainder.axes or not remainder.columns or _slope_corners(cells) > MAX_SLOPE_CORNERS:
+        found = _set_of(points, cells, np.asarray(anchor.directions)[-1] if one else None, region)
+    else:
+        found = _of_small_cells(points, cells, np.asarray(anchor.atom_low), np.asarray(anchor.atom_high))
     plain = _around(tables, _cells(anchor, tables, one), region)
     error = 2 * float(np.linalg.norm(_rounding(root, plain)))
     return found._replace(diameter=found.diameter + error)
@@ -121,7 +125,7 @@ def _cells(anchor: Anchor, points: np.ndarray, one: bool) -> list[_Cell]:
         low, high = low - margin, high + margin
     offset = points[:, :, 0]
     return [
-        _Cell(s, t, float(low[i, 0]) if one else -np.inf, float(high[i, 0]) if one else np.inf, offset)
+        _Cell(s, t, float(low[i, -1]) if one else -np.inf, float(high[i, -1]) if one else np.inf, offset)
         for i, (s, t) in enumerate(zip(np.asarray(anchor.slope_low), np.asarray(anchor.slope_high), strict=True))
     ]
 
@@ -336,6 +340,31 @@ def _of_points(points: np.ndarray) -> GradientSet:
         squares = ((points_[i : i + _ROWS, None] - points_[keep][None]) ** 2).sum(-1) if keep.any() else np.zeros(1)
         best = float(np.maximum(best, squares.max() ** 0.5))
     return _guarded(best + 1e-12, points.min(0), points.max(0))
+
+
+# -- columns that are cut ---------------------------------------------------------------------------------------------
+
+
+def _of_small_cells(points: np.ndarray, cells: list[_Cell], low: np.ndarray, high: np.ndarray) -> GradientSet:
+    """Cells in which all numbers of the record lie in small intervals: of each, balls around the corners of its slopes."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    centres, reach = [], []
+    for i, cell in enumerate(cells):
+        slopes = _ends(cell)
+        centres.append(slopes @ (points[:, :, 0] + points[:, :, 1:] @ middle[i]))
+        reach.append(np.abs(np.einsum("sm,mda->sda", slopes, points[:, :, 1:])) @ half[i])
+    where, spread = np.concatenate(centres), np.concatenate(reach) * (1 + MARGIN)
+    radius = np.linalg.norm(spread, axis=1)
+    around = (where.min(0) + where.max(0)) / 2
+    order = np.argsort(-(np.linalg.norm(where - around, axis=1) + radius))
+    where, radius, spread = where[order], radius[order], spread[order]
+    far, best = np.linalg.norm(where - around, axis=1) + radius, 0.0
+    for i in range(0, len(where), 64):
+        if far[i] + far[0] <= best:
+            break
+        apart = np.linalg.norm(where[i : i + 64, None] - where[None], axis=-1) + radius[i : i + 64, None] + radius
+        best = float(np.maximum(best, apart.max()))  # NaN stays NaN, and is refused
+    return _guarded(best, (where - spread).min(0), (where + spread).max(0))
 
 
 # -- anything else ----------------------------------------------------------------------------------------------------

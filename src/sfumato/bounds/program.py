@@ -49,6 +49,16 @@ class Program:
         (out,) = run(scope, self._closed, inputs)
         return scope, out
 
+    @property
+    def entries(self) -> list[tuple[Domain, int]]:
+        """Of every atom that is an entry of a column: the domain, and which entry of it."""
+        return [(domain, i) for domain in self.domain.values() for i in range(domain.size)]
+
+    def values(self, atom: int, most: int) -> np.ndarray | None:
+        """All values of such an atom, if they are at most so many; None: cut it into intervals."""
+        domain, entry = self.entries[atom]
+        return domain.cells(entry, most)
+
     def numbers(self, record: Mapping[str, Array]) -> Array:
         """One record's own atoms."""
         return jnp.concatenate([jnp.ravel(record[name]).astype(jnp.float64) for name in self.domain])

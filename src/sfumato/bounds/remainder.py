@@ -6,7 +6,7 @@ By Taylor's theorem in the base numbers of the model's program (`values`), cell 
 the swapped pair is the same one with its ends negated and exchanged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 
 from sfumato.bounds import interval as iv
 from sfumato.bounds.atoms import Axis, pad_last
-from sfumato.bounds.cells import cut_evenly, cut_for_ends, product_of_cells, widen
+from sfumato.bounds.cells import ENUMERATE, cut_evenly, cut_for_ends, product_of_cells, widen
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.program import Program
 from sfumato.bounds.rules import no_derivative
@@ -40,9 +40,13 @@ class Anchor(NamedTuple):
     theta
         The reference point.
     directions
-        Coefficients of the base numbers that are cut, over the atoms.
+        What is cut, over the atoms: single columns first, then base numbers.
     low, high
         Ends of the cells along each of them, shape (cell, axis), their offsets taken off.
+    counts
+        Number of cells along each of them.
+    atom_low, atom_high
+        Range of every atom in each cell, where columns are cut.
     jacobian
         Derivatives of the base numbers in the parameter, over (1, atoms): shape (base, d, 1 + atoms).
     bound_low, bound_high
@@ -55,6 +59,9 @@ class Anchor(NamedTuple):
     directions: Array
     low: Array
     high: Array
+    counts: Array
+    atom_low: Array
+    atom_high: Array
     jacobian: Array
     bound_low: Array
     bound_high: Array
@@ -114,42 +121,82 @@ class Remainder:
         self.record_functions = sorted({name for name, *_ in seen[0].derived})
         self.uses = np.stack([pad_last(base.uses, self.region.size) for base in seen[0].bases])
         self.varied = tuple(np.flatnonzero(self.uses.any(axis=1)).tolist())
-        self.axes = self.varied[:2]
+        self.columns, self.axes = self._what_to_cut(seen[0])
 
-    def _walk(self, thetas: tuple[Array, ...], **asked: Any) -> tuple[Scope, Curved]:
-        scope, out = self.program.walk(thetas, **asked)
+    def _walk(
+        self, thetas: tuple[Array, ...], columns: Mapping[int, Interval] | None = None, **asked: Any
+    ) -> tuple[Scope, Curved]:
+        scope, out = self.program.walk(thetas, columns, **asked)
         return scope, scope.curved(out)
+
+    def _what_to_cut(self, scope: Scope) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Columns and base numbers.
+
+        Functions of one or two columns stay tied to them where these are cut. Else the base numbers are cut, and a column of few
+        values that decides a condition.
+        """
+        own = self.program.entries
+        roots = {atom: {atom} for atom in range(len(own))}
+        for atom, used in scope.index_columns.items():
+            roots[atom] = set(used.tolist())
+        for _, where, used in scope.derived:
+            roots.update(dict.fromkeys(where.tolist(), set().union(*(roots[a] for a in used.tolist()))))
+        entering = np.flatnonzero(self.uses.any(axis=0)).tolist()
+        columns = sorted(set().union(*(roots[atom] for atom in entering)))
+        tied = any(atom >= len(own) and atom not in scope.index_columns for atom in entering)
+        if tied and len(columns) <= 2 and all(own[c][0].separable for c in columns):
+            return tuple(columns), ()
+        deciding = [c for used in scope.indexed for c in used.tolist() if c < len(own)]
+        listed = [c for c in deciding if self.program.values(c, ENUMERATE) is not None]
+        return tuple(listed[:1]), self.varied[: 2 - len(listed[:1])]
 
     # -- at the reference point ---------------------------------------------------------------------------------------
 
     def anchor(self, theta: Array, finer: int = 1, even: bool = False) -> Anchor:
         """Cells and slopes at a reference point; `finer` times as many along each base number that is cut, or all as wide."""
         derivatives, forms = jax.jacfwd(lambda t: self._forms((t,)) * 2, has_aux=True)(theta)
-        edges = {}
-        count = finer * (CELLS if len(self.axes) == 1 else CELLS_EACH)
-        for axis in self.axes:
-            whole = self.region.range(jnp.zeros(()), forms.slopes[axis])
-            edges[str(axis)] = (cut_evenly if even else cut_for_ends)(whole, count)
+        count = finer * (CELLS if len(self.columns) + len(self.axes) == 1 else CELLS_EACH)
+        cut = cut_evenly if even else cut_for_ends
+        edges = {f"column{c}": self._column_edges(c, count, cut) for c in self.columns}
+        edges |= {f"base{a}": cut(self.region.range(jnp.zeros(()), forms.slopes[a]), count) for a in self.axes}
         if edges:
             cells = product_of_cells(edges)
-            low, high = (jnp.stack([cells[str(a)][end] for a in self.axes], axis=1) for end in (0, 1))
+            low, high = (jnp.stack([cell[end] for cell in cells.values()], axis=1) for end in (0, 1))
         else:
             low = high = jnp.zeros((1, 0))
-        directions = forms.slopes[np.array(self.axes, dtype=int)]
+        directions = jnp.concatenate(
+            [np.eye(self.region.size)[np.array(self.columns, dtype=int)], forms.slopes[np.array(self.axes, dtype=int)]]
+        )
 
-        def at(low: Array, high: Array) -> tuple[Interval, Interval]:
-            scope, out = self._walk((theta,), axes=self._slabs(directions, low, high))
+        def at(low: Array, high: Array) -> tuple[Interval, Interval, Interval]:
+            scope, out = self._walk((theta,), self._restricted(low, high), axes=self._slabs(directions, low, high))
             bounds = Interval(*(jnp.stack([base.range[end] for base in scope.bases]) for end in (0, 1)))
-            return bounds, _smooth(pad_slopes(out.slopes, scope.width))
+            return scope.atoms.here(), bounds, _smooth(pad_slopes(out.slopes, scope.width))
 
         jacobian = jnp.concatenate([derivatives.offset[..., None], jnp.swapaxes(derivatives.slopes, -1, -2)], axis=-1)
-        bounds, slope = jax.vmap(at)(low, high)
-        return Anchor(theta, directions, low, high, jacobian, *bounds, *slope)
+        counts = np.array([len(e.lo) for e in edges.values()], dtype=int)
+        atoms, bounds, slope = jax.vmap(at)(low, high)
+        return Anchor(theta, directions, low, high, counts, *atoms, jacobian, *bounds, *slope)
+
+    def _column_edges(self, column: int, count: int, cut: Callable[[Interval, int], Interval]) -> Interval:
+        """Cells of a column; of one with few values they are all one wide, and hold one value each."""
+        if (values := self.program.values(column, ENUMERATE)) is not None:
+            return Interval(jnp.asarray(values - 0.5), jnp.asarray(values + 0.5))
+        return cut(Interval(*(jnp.asarray(end[column]) for end in (self.region.lo, self.region.hi))), count)
+
+    def _restricted(self, low: Array, high: Array) -> dict[int, Interval]:
+        """Ranges of the columns that are cut, in one cell."""
+        listed = [self.program.values(c, ENUMERATE) is not None for c in self.columns]
+        return {
+            c: iv.point((low[i] + high[i]) / 2) if listed[i] else Interval(low[i], high[i])
+            for i, c in enumerate(self.columns)
+        }
 
     def _slabs(self, directions: Array, low: Array, high: Array) -> list[Axis]:
         """Cells of the base numbers that are cut; an axis ends with the last atom that it uses."""
         sizes = [1 + int(np.flatnonzero(self.uses[axis]).max()) for axis in self.axes]
-        return [Axis(directions[i, :size], Interval(low[i], high[i])) for i, size in enumerate(sizes)]
+        first = len(self.columns)
+        return [Axis(directions[i, :size], Interval(low[i], high[i])) for i, size in enumerate(sizes, first)]
 
     def _forms(self, thetas: tuple[Array, ...]) -> tuple[Forms, ...]:
         """All base numbers at each of the parameters."""
@@ -181,7 +228,8 @@ class Remainder:
 
         def cell(low: Array, high: Array, bounds: Interval, slope: Interval) -> tuple[Array, Array]:
             slabs = self._slabs(anchor.directions, low, high)
-            scope, out = self._walk(points, axes=slabs, twice=True, given=iv.add(bounds, spread))
+            given = iv.add(bounds, spread)
+            scope, out = self._walk(points, self._restricted(low, high), axes=slabs, twice=True, given=given)
             ranges = scope.atoms.range(*asked)
             squares, rest = (Interval(*(end[part] for end in ranges)) for part in parts)
             rest = Interval(rest.lo - _ROUNDING * lost, rest.hi + _ROUNDING * lost)
