@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.lax.linalg import triangular_solve_p
 
 from sfumato.bounds import curved
 from sfumato.bounds.arithmetic import expand, multiply, negate
@@ -14,7 +15,7 @@ from sfumato.bounds.elementwise import remainder_image
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.rules import RULES, Params, is_fixed, rule, unsupported
 from sfumato.bounds.shapes import structural
-from sfumato.bounds.values import Affine, Const, Scope, Truth, Value, at_each, constant, plain
+from sfumato.bounds.values import Affine, Const, Scope, Truth, Value, at_each, constant, of_consts, plain
 
 
 def reduce_sum(scope: Scope, value: Value, axes: tuple[int, ...]) -> Value:
@@ -113,6 +114,25 @@ def _dot_general(scope: Scope, params: Params, first: Value, second: Value) -> V
     product = multiply(scope, a, b)
     rank = len(product.shape)
     return reduce_sum(scope, product, tuple(range(rank - len(left_in), rank)))
+
+
+@rule("triangular_solve")
+def _triangular_solve(scope: Scope, params: Params, matrix: Value, right: Value) -> Value:
+    """With a matrix of the parameter alone: its inverse is one, too, and multiplies the right-hand side."""
+    if not isinstance(matrix, Const):
+        raise unsupported("triangular_solve", " (the matrix must not depend on a record)")
+    unit, left = jnp.eye(matrix.shape[-1]), params["left_side"]
+    told = {key: value for key, value in params.items() if key != "from_whole"}
+
+    def inverse(x: Array) -> Array:
+        found = triangular_solve_p.bind(x, jnp.broadcast_to(unit, x.shape), **told)
+        return found[..., :, :, None] if left else found[..., None, :, :]
+
+    def factor(x: Array) -> Array:
+        return x[..., None, :, :] if left else x[..., :, :, None]
+
+    product = multiply(scope, of_consts(inverse, matrix), structural(factor, right, scope=scope))
+    return reduce_sum(scope, product, (len(product.shape) - 2,))
 
 
 @rule("cumsum")

@@ -133,6 +133,10 @@ BOX = {"v": Interval(0.2, 1.5), "x": Box(-1, 1, shape=(3,))}
 GROUPS = {**BOX, "k": Categories(3)}
 
 
+def lower(t: Any) -> Any:
+    return jnp.array([[1.5, 0.0, 0.0], [1.0, 2.0, 0.0], [-0.5, 0.3, 1.0]]) * jnp.exp(0.3 * t)[:, None]
+
+
 def eta(t: Any, r: Any) -> Any:
     return r["x"] @ t
 
@@ -192,6 +196,30 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], dict[str, Domain]]] = {
     "dynamic_slice": (
         lambda t, r: lax.dynamic_index_in_dim(jnp.exp(r["x"] * t), r["k"], keepdims=False) * r["v"],
         GROUPS,
+    ),
+    "one-hot, and a choice between parameters": (
+        lambda t, r: (
+            jnp.exp(jax.nn.one_hot(r["k"], 3) @ t * r["v"]) + jnp.where(r["k"] == 1, t[0], t[1] * r["v"]) * r["v"]
+        ),
+        GROUPS,
+    ),
+    "indices that differ by a shift or a factor": (
+        lambda t, r: t[r["k"]] * r["v"] + jnp.exp(t[2 - r["k"]]) + jnp.repeat(t, 2)[2 * r["k"]] ** 2,
+        GROUPS,
+    ),
+    "triangular_solve": (
+        lambda t, r: jnp.sum(lax.linalg.triangular_solve(lower(t), r["x"][:, None], left_side=True, lower=True) ** 2),
+        BOX,
+    ),
+    "triangular_solve from the right, transposed": (
+        lambda t, r: jnp.sum(
+            lax.linalg.triangular_solve(lower(t), jnp.tanh(r["x"] * t)[None], lower=True, transpose_a=True)
+        ),
+        BOX,
+    ),
+    "multiples and shifts of one line": (
+        lambda t, r: jax.nn.softplus(eta(t, r)) + jax.nn.softplus(2 - eta(t, r)) * jnp.tanh(eta(t, r) / 3 + 1),
+        BOX,
     ),
     "remainder and casts": (lambda t, r: t[0] * (r["k"] % 2) + jnp.exp(t[1] * r["k"].astype(float)), GROUPS),
     "waves of columns": (lambda t, r: t[0] * jnp.sin(3 * r["v"]) + jnp.exp(t[1] * jnp.cos(r["x"][0])), BOX),
