@@ -252,7 +252,7 @@ class Atoms:
             for end in cell:
                 sine = jnp.clip(end / (length * ball.radius), -1 + 1e-6, 1 - 1e-6)
                 candidates.append(best - across * sine / jnp.sqrt(1 - sine * sine))
-        if any(b.radius is None for b in self.bodies) or self.simplices or not few:
+        if any(b.radius is None for b in self.bodies) or self.simplices or not few or (breaks and self.bodies):
             best, across, _ = _angle(q, u)
             candidates.append(best + across * jnp.asarray(_ANGLES))
         return jnp.concatenate(candidates, axis=-1)
