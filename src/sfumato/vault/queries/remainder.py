@@ -28,7 +28,7 @@ from sfumato.privacy.budget import cost_quanta
 from sfumato.protocol.questions import Remainder, Terms
 from sfumato.tools.shared_programs import shared_program
 from sfumato.vault import lattice
-from sfumato.vault.blocks import LEAN, WIDE, Evaluation, Fresh, Rows, add_up, sum_over_blocks
+from sfumato.vault.blocks import LEAN, Evaluation, Fresh, Rows, add_up, sum_over_blocks
 from sfumato.vault.closed import closed
 from sfumato.vault.engine import Engine, LocalEngine
 from sfumato.vault.noise import NoisePool
@@ -187,7 +187,7 @@ class RemainderSource:
         costs = [cost_quanta((scores.moved / first) ** 2) for scores in self._scores]
         lattice.first_of_all(max(costs), chains)
         self._cost = costs[0] * chains if len(costs) == 1 else sum(costs)
-        self.options = LEAN | WIDE
+        self.options = LEAN
         self.noises = [(first / self._gamma_first, dim + 1, None), (sigma / self._gamma, dim + 1, None)]
 
     def enter(self, table: LocalEngine, states: State) -> tuple[Held, Array]:
