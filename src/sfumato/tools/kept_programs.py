@@ -117,7 +117,8 @@ def _prepared() -> Path | None:
     if place is None:
         return None
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for own in (place.parent, place):
+            own.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _own(place) or not _own(place.parent):
             return None
         _tidy(place)
