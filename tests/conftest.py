@@ -85,7 +85,7 @@ def _forgetting(method):
     @wraps(method)
     def changed(self, *arguments, **named):
         result = method(self, *arguments, **named)
-        if (programs := sys.modules.get("sfumato.tools.shared_programs")) is not None:
+        if (programs := sys.modules.get("sfumato.kernel.shared_programs")) is not None:
             programs.forget_programs()
         return result
 

@@ -15,8 +15,8 @@ from jax import lax
 
 from sfumato.kernel.base import Kernel
 from sfumato.kernel.penalty import Array, Draw, Heard, Move, State
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.kernel.step import decide_all, propose_all
-from sfumato.tools.shared_programs import shared_program
 
 
 class Transcript(NamedTuple):

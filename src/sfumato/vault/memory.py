@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import jax
 
-from sfumato.tools.shared_programs import forget_programs
+from sfumato.kernel.shared_programs import forget_programs
 
 LARGE = 1 << 24
 """Numbers in a table from which on its memory, 64 MB and more, and that of what was compiled are worth keeping apart."""
