@@ -62,6 +62,7 @@ from sfumato.run.request import Request, make_request
 from sfumato.run.settling import box, promised, set_shares, settle
 from sfumato.run.terms import Terms, find_model, make_terms
 from sfumato.study.target import Study, make_study
+from sfumato.tools.kept_programs import kept_programs
 from sfumato.tools.progress import Tick, ticker
 from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault.ledger import Ledger
@@ -71,6 +72,7 @@ ASKED_AHEAD = 0.8
 """Share of the planned steps whose statistics Langevin asks for ahead: the budget may end a little before the plan does."""
 
 
+@kept_programs()
 def sample(
     model: Model | Family | Callable[..., Any],
     data: Any,
@@ -213,6 +215,7 @@ def sample(
         return _finish(chain, opened, limit, kept, tick)
 
 
+@kept_programs()
 def resume(
     folder: str | Path,
     data: Any,
@@ -306,6 +309,7 @@ def _given_again(terms: Terms, data: Any, ledger: Ledger | None) -> Given:
     return Given(ledger=ledger, promises=promises, **settings | {"columns": settings.get("columns") or None})
 
 
+@kept_programs()
 def plan(
     model: Model | Family | Callable[..., Any],
     owner: Any = None,
