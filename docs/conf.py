@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -14,7 +15,8 @@ from nbclient import NotebookClient  # noqa: E402
 
 from sfumato.tools.version import __version__  # noqa: E402
 
-NotebookClient.coalesce_streams.default_value = True  # a command's output comes in pieces, which end anywhere
+# A command's output comes in pieces of a hundred characters; the client can join them, and myst-nb does not ask it to.
+NotebookClient.__init__ = partialmethod(NotebookClient.__init__, coalesce_streams=True)
 
 project = "sfumato"
 author = "The sfumato maintainers"
