@@ -87,6 +87,8 @@ def _forgetting(method):
         result = method(self, *arguments, **named)
         if (programs := sys.modules.get("sfumato.tools.shared_programs")) is not None:
             programs.forget_programs()
+        if (loop := sys.modules.get("sfumato.kernel.loop")) is not None:
+            loop.loop_program.cache_clear()
         return result
 
     return changed
