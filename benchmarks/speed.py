@@ -83,7 +83,7 @@ class Private:
 
 
 class Around:
-    """Private Langevin around a reference point, and one bare pass: the likelihood of all chains, summed."""
+    """Private Langevin around a reference point, as `sf.sample` runs it; and one bare pass: the likelihoods of all chains."""
 
     def __init__(self, n: int, d: int, chains: int) -> None:
         study = make_study(make_model(d), {"x": sf.Box(-1, 1, shape=(d,)), "y": sf.Binary()})

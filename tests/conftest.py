@@ -85,10 +85,8 @@ def _forgetting(method):
     @wraps(method)
     def changed(self, *arguments, **named):
         result = method(self, *arguments, **named)
-        if (programs := sys.modules.get("sfumato.tools.shared_programs")) is not None:
+        if (programs := sys.modules.get("sfumato.kernel.shared_programs")) is not None:
             programs.forget_programs()
-        if (loop := sys.modules.get("sfumato.kernel.loop")) is not None:
-            loop.loop_program.cache_clear()
         return result
 
     return changed

@@ -76,7 +76,7 @@ def audit(
     chains
         Chains of each run.
     trials
-        Runs on each table. The bound comes closer to the truth like one over the root of it.
+        Runs on each table. The distance of the bound from the truth falls like one over the root of this number.
     confidence
         Chance that an honest study does not fail, at least.
     seed

@@ -6,7 +6,7 @@ noise inside a vault; copies that were released before, from a bundle.
 """
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -15,6 +15,7 @@ from jax import lax
 
 from sfumato.kernel.base import Kernel
 from sfumato.kernel.penalty import Array, Draw, Heard, Move, State
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.kernel.step import decide_all, propose_all
 
 
@@ -138,11 +139,11 @@ def compile_loop(
     state (`pending`), so that the step goes on where it stopped. It is never drawn anew, which would favour cheap moves, and
     never counted as a rejection.
     """
-    return partial(loop_program(log_prior, copies, each, tuple(sorted((options or {}).items()))), source)
+    return partial(_program(log_prior, copies, each, tuple(sorted((options or {}).items()))), source)
 
 
-@lru_cache(maxsize=16)
-def loop_program(
+@shared_program
+def _program(
     log_prior: Callable[[Array], Array], copies: bool, each: bool, options: tuple[tuple[str, Any], ...]
 ) -> Callable[..., tuple[Looped, Any]]:
     """The loop, and whatever was compiled of it in this process: a function of a source and of what `compile_loop` says."""

@@ -121,7 +121,7 @@ class Bundle:
     id
         Random name; two bundles with the same one are the same release.
     n, copies, size
-        Records behind it, k, and the length of the statistic.
+        Number of records behind the bundle, number of copies, and length of the statistic.
     xi
         Noise variance per coordinate of one copy.
     sensitivity

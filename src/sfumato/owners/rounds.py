@@ -26,6 +26,7 @@ from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, Own
 from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, ReferenceLangevin, State
 from sfumato.kernel.langevin import asked_sigma
 from sfumato.kernel.loop import Transcript
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.kernel.step import decide_all, propose_all
 from sfumato.model import Model, derivatives
 from sfumato.owners.ahead import Statistics, Summed
@@ -45,7 +46,6 @@ from sfumato.protocol.questions import (
     Reply,
     Terms,
 )
-from sfumato.tools.shared_programs import shared_program
 from sfumato.vault import lattice
 from sfumato.vault.lattice import choose_gamma
 

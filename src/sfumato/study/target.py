@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sfumato.bounds import CERTIFY, FROM_THE_MODEL, Bounds, bounds_for
-from sfumato.bounds.certifier import canonical_log_likelihood
+from sfumato.bounds.program import canonical_log_likelihood
 from sfumato.bounds.reference import Reference, ReferenceBounds
 from sfumato.bounds.searched import BestReference
 from sfumato.domain import Domain, check_record_domain

@@ -17,9 +17,9 @@ from sfumato.bounds.body import Body
 from sfumato.bounds.reference import ReferenceBounds
 from sfumato.bounds.searched import BestReference
 from sfumato.errors import InvalidInput
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.model.spoken import unspoken
 from sfumato.study.target import Study
-from sfumato.tools.shared_programs import shared_program
 from sfumato.vault.blocks import LEAN, Evaluation, Rows, map_blocks
 from sfumato.vault.closed import closed
 from sfumato.vault.counting import count_records

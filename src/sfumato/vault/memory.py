@@ -13,8 +13,7 @@ from contextlib import suppress
 
 import jax
 
-from sfumato.kernel.loop import loop_program
-from sfumato.tools.shared_programs import forget_programs
+from sfumato.kernel.shared_programs import forget_programs
 
 LARGE = 1 << 24
 """Numbers in a table from which on its memory, 64 MB and more, and that of what was compiled are worth keeping apart."""
@@ -68,7 +67,6 @@ def forget_compiled() -> None:
     is next called.
     """
     forget_programs()
-    loop_program.cache_clear()
     jax.clear_caches()  # type: ignore[no-untyped-call]
     gc.collect()
     release_memory(code=True)

@@ -23,10 +23,10 @@ from sfumato.families.base import Family
 from sfumato.kernel import Heard, Langevin, Move, State
 from sfumato.kernel.base import as_tree
 from sfumato.kernel.loop import Priced
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.model import Model
 from sfumato.privacy.budget import cost_quanta
 from sfumato.protocol import questions
-from sfumato.tools.shared_programs import shared_program
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Fresh
 from sfumato.vault.closed import closed

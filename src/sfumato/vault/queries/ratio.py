@@ -16,9 +16,9 @@ from jax import lax
 from sfumato.kernel import Heard, Move, State
 from sfumato.kernel.base import as_tree
 from sfumato.kernel.loop import Priced
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.protocol.questions import Ratio, Terms
 from sfumato.study.target import Study
-from sfumato.tools.shared_programs import shared_program
 from sfumato.vault import lattice
 from sfumato.vault.blocks import WIDE, Evaluation, Fresh, Rows, add_up, sum_over_blocks
 from sfumato.vault.closed import closed

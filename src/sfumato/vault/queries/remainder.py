@@ -24,9 +24,9 @@ from sfumato.bounds.searched import Bank, Searched
 from sfumato.kernel import Heard, Move, ReferenceLangevin, State
 from sfumato.kernel.base import as_tree
 from sfumato.kernel.loop import Priced
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.privacy.budget import cost_quanta
 from sfumato.protocol.questions import Remainder, Terms
-from sfumato.tools.shared_programs import shared_program
 from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Evaluation, Fresh, Rows, add_up, sum_over_blocks
 from sfumato.vault.closed import closed

@@ -24,11 +24,11 @@ from sfumato.bounds.searched import Searched
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
 from sfumato.privacy.budget import RELATIVE_LOG2, cost_quanta
 from sfumato.protocol.questions import AHEAD, AHEAD_NUMBERS, Release, Statistic
-from sfumato.tools.shared_programs import shared_program
 from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Evaluation, Rows, add_up, sum_over_blocks
 from sfumato.vault.closed import closed
