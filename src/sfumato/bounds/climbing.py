@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sfumato.bounds.interval import Array
 from sfumato.domain import Domain
@@ -32,6 +33,12 @@ class Climber:
     def __init__(self, domain: Mapping[str, Domain]) -> None:
         self._domain = dict(domain)
         self.reals = [name for name, d in domain.items() if not d.discrete]
+        movers = [self.reals] if len(self.reals) == 1 else [self.reals, *([name] for name in self.reals)]
+        self._shares = {
+            name: np.array([0.0] + [part if name in moving else 0.0 for moving in movers for part in PARTS])
+            for name in self.reals
+        }
+        """Of each real column, how much of its way it goes in everything that is tried."""
 
     def typed(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Columns as the vault types them: whole numbers, and float64."""
@@ -46,10 +53,15 @@ class Climber:
         if self.reals:
             which = jnp.concatenate([jax.lax.top_k(sign * met, CLIMBED)[1] for sign in (1.0, -1.0)])
             sign = jnp.repeat(jnp.array([1.0, -1.0]), CLIMBED)
-            moved = {name: column[which] for name, column in records.items()}
-            for _ in range(STEPS):
+            moved = {name: jnp.asarray(column)[which] for name, column in records.items()}
+
+            def turn(_: Array, so_far: tuple[dict[str, Array], Array, Array]) -> tuple[dict[str, Array], Array, Array]:
+                moved, low, high = so_far
                 moved, values = jax.vmap(lambda s, r: self.step(lambda x: s * scalar(x), r))(sign, moved)
-                low, high = jnp.minimum(low, jnp.min(sign * values)), jnp.maximum(high, jnp.max(sign * values))
+                return moved, jnp.minimum(low, jnp.min(sign * values)), jnp.maximum(high, jnp.max(sign * values))
+
+            # A loop, and all that is tried at once: written out one after the other it is forty times the program to compile.
+            _, low, high = lax.fori_loop(0, STEPS, turn, (moved, low, high))
         room = MARGIN * (high - low)
         return low - room, high + room
 
@@ -62,14 +74,14 @@ class Climber:
             d = self._domain[name]
             usable = jnp.where(jnp.all(jnp.isfinite(direction)), direction, 0.0)
             corner[name] = d.clamp(jax.grad(d.support)(usable))
-        movers = [self.reals] if len(self.reals) == 1 else [self.reals, *([name] for name in self.reals)]
-        tried = [reals] + [
-            reals | {k: (1 - part) * reals[k] + part * corner[k] for k in moving} for moving in movers for part in PARTS
-        ]
-        values = jnp.stack([value(fixed | r) for r in tried])
+        tried = {}
+        for name, shares in self._shares.items():
+            share = shares.reshape(-1, *[1] * jnp.ndim(reals[name]))
+            tried[name] = jnp.where(share > 0, (1 - share) * reals[name] + share * corner[name], reals[name])
+        values = jax.vmap(lambda r: value(fixed | r))(tried)
         # The record itself may have no finite value: then it stays, and its value is what it is.
         best = jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
-        return fixed | {k: jnp.stack([r[k] for r in tried])[best] for k in reals}, values[best]
+        return fixed | {name: column[best] for name, column in tried.items()}, values[best]
 
 
 def mixed(domain: Mapping[str, Domain], rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:

@@ -346,9 +346,10 @@ class SearchedReference:
                 return matrix.T @ jax.grad(self._model.log_likelihood)(centre, record)
 
             def one(record: Mapping[str, Array]) -> Array:
-                for _ in range(STEPS):
-                    record, _ = self._climber.step(lambda r: jnp.sum((white(r) - middle) ** 2), record)
-                return white(record)
+                def turn(_: Array, record: Mapping[str, Array]) -> Mapping[str, Array]:
+                    return self._climber.step(lambda r: jnp.sum((white(r) - middle) ** 2), record)[0]
+
+                return white(jax.lax.fori_loop(0, STEPS, turn, dict(record)))
 
             return jax.lax.map(one, dict(batch), batch_size=256)
 

@@ -1,7 +1,8 @@
 """Programs that whoever needs them next finds again: compiled once in a process, whatever numbers they are called with."""
 
+import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,9 +18,15 @@ def shared_program(make: F) -> F:
     The arguments are what is fixed in the program: a model, a domain, bounds. All of that is public. Numbers and records are the
     program's own arguments, so none of them is kept here.
     """
-    kept = lru_cache(maxsize=EACH)(make)
+    kept, lock = lru_cache(maxsize=EACH)(make), threading.Lock()
     _ALL.append(kept)
-    return kept  # type: ignore[return-value]
+
+    @wraps(make)
+    def found(*fixed: Any) -> Any:
+        with lock:  # two threads that ask at once would each have one made, and compile it
+            return kept(*fixed)
+
+    return found  # type: ignore[return-value]
 
 
 def forget_programs() -> None:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput, OwnerError, PlanTooWeak, SfumatoError
 from sfumato.families.base import Family
 from sfumato.kernel import PublicStream, State
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.model import Model
 from sfumato.owners.local import rows_ahead
 from sfumato.owners.rounds import Rounds
@@ -400,11 +402,25 @@ def _size(party: LiveParty) -> int:
 def _plan(
     study: Study, n: int, epsilon: float, delta: float, mu: float, request: Request, limit: int, ahead: bool = False
 ) -> Plan:
+    numbers = n, epsilon, delta, mu, request.chains, limit
+    asked = request.kernel, request.pilot_share, request.truncate, ahead
+    if request.guess is not None or request.example is not None:
+        return _made(study, *numbers, *asked, request.guess, request.example)
+    return deepcopy(_remembered(study, *numbers, *asked))
+
+
+def _made(
+    study: Study, n: int, epsilon: float, delta: float, mu: float, chains: int, limit: int, kernel: str,
+    pilot_share: float | None, truncate: float | None, ahead: bool, guess: Any = None, example: Any = None,
+) -> Plan:  # fmt: skip
     return make_plan(
-        study, n=n, epsilon=epsilon, delta=delta, mu=mu, kernel=request.kernel, chains=request.chains, guess=request.guess,
-        example=request.example, max_iterations=limit, pilot_share=request.pilot_share, truncate=request.truncate,
-        ahead=ahead,
+        study, n=n, epsilon=epsilon, delta=delta, mu=mu, kernel=kernel, chains=chains, guess=guess, example=example,
+        max_iterations=limit, pilot_share=pilot_share, truncate=truncate, ahead=ahead,
     )  # fmt: skip
+
+
+_remembered = shared_program(_made)
+"""A plan follows from public numbers alone: the run after a plan, and the next run of a study, need not make it again."""
 
 
 def _limit(study: Study, parties: Sequence[Party], request: Request) -> int:

@@ -48,6 +48,10 @@ class Study(NamedTuple):
     natural: bool = False
     reference_bounds: ReferenceBounds | None = None
 
+    def __hash__(self) -> int:
+        """Plans of a study are remembered."""
+        return hash((self.model, self.bounds, self.family, self.natural, self.reference_bounds))
+
     # -- which kernels it can have --------------------------------------------------------------------------------
 
     def can_answer(self, second: str) -> bool:
