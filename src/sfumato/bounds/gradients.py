@@ -2,15 +2,16 @@ r"""How far apart two vectors of the body can be that records are cut to at a pu
 
 The first query of a Langevin step is :math:`\sum_i A^\top s(y_i)` with isotropic noise, so it costs the squared diameter of the
 whitened body :math:`A^\top K` (`body`). This module is geometry: it knows the cells, their boxes of slopes and the region of
-the record's numbers, and nothing of the model. In the predictors, :math:`A^\top s = \sum_j\varphi_j A^\top a_j(r)` with
+the record's numbers, and nothing of the model. In the base numbers, :math:`A^\top s = \sum_j\varphi_j A^\top a_j(r)` with
 :math:`a_j` affine in the record. A product of intervals and an affine function is linear in each factor, so its extremes sit
 at corners:
 
-- on a *ball* of covariates a cell is a slice: a point along the cut predictor plus a ball across it. Two slices are at most
+- on a *ball* of covariates a cell is a slice: a point along the base number that is cut, plus a ball across. Two are at most
   :math:`\max_{\lVert z\rVert\le1}\lVert d + \rho Bz\rVert` apart, d the difference of their points, B the whitened image
   of the directions across, :math:`\rho` the sum of their radii: a one-dimensional dual problem;
 - on a *box* of few covariates a cell is a polytope, the convex hull of its corners: the diameter of finitely many points;
 - *indicators* of a simplex have as many corners as categories, and each corner is one of the sets above;
+- where *columns* are cut, all numbers of a record lie in small intervals: balls around finitely many points;
 - anywhere else, the diagonal of the smallest box around the set, or twice the longest vector, whichever is less.
 
 The body need not be centred: for a logistic regression on the unit ball with :math:`\lVert\theta^*\rVert = 1` its diameter
@@ -68,7 +69,7 @@ def gradient_set(remainder: Remainder, anchor: Anchor, matrix: np.ndarray) -> Gr
     Parameters
     ----------
     remainder, anchor
-        The region, the coefficients of the predictors, and the cells at the reference point: those of the body.
+        The region, the derivatives of the base numbers, and the cells at the reference point: those of the body.
     matrix
         A, with which vectors are whitened.
     """
@@ -171,9 +172,9 @@ def _only_ball(region: Atoms, used: np.ndarray) -> tuple[int, int, float] | None
 def _on_ball(
     points: np.ndarray, mover: int, ball: tuple[int, int, float], cells: list[_Cell], cut: np.ndarray, region: Atoms
 ) -> GradientSet:
-    """The smaller of two diameters: of slices along the predictor that is cut, and of whole balls.
+    """The smaller of two diameters: of slices along the base number that is cut, and of whole balls.
 
-    A slice is taken as a segment times a ball across. Where other numbers of the record move the predictor more than the
+    A slice is taken as a segment times a ball across. Where other numbers of the record move the base number more than the
     covariates do (a wide outcome), every slice is nearly the whole ball, and the cylinder around it is wider than that.
     """
     start, count, radius = ball
@@ -182,7 +183,7 @@ def _on_ball(
     length = float(np.linalg.norm(along))
     whole = [(_slice_points(points, mover, c, np.zeros(len(image)), (0.0,)), radius) for c in cells]
     found = _of_slices(whole, image)
-    if length < 1e-12:  # the predictor that is cut does not look at the ball
+    if length < 1e-12:  # the base number that is cut does not look at the ball
         return found
     unit = along / length
     others = _without(cut, np.arange(start, start + count), region)
