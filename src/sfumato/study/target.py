@@ -279,9 +279,14 @@ def _natural(family: Family) -> tuple[Model, Bounds]:
 
 def _family_study(family: Family, domain: Mapping[str, Domain] | None, sensitivity: Any) -> Study:
     own = _own_domain(family, domain)
-    built = family.to_model()
+    built = _built(family)
     bounds = _exact(family) if isinstance(sensitivity, str) and sensitivity in FROM_THE_MODEL else None
     return Study(built, own, bounds or bounds_for(built, own, sensitivity), family)
+
+
+@lru_cache(maxsize=_KEPT)
+def _built(family: Family) -> Model:
+    return family.to_model()
 
 
 @lru_cache(maxsize=_KEPT)
