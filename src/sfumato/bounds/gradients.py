@@ -35,13 +35,13 @@ MAX_SLOPE_CORNERS = 64
 """Corners of a box of slopes that are looked at: of six base numbers beside each other."""
 MAX_VERTICES = 256
 """Corners of the simplices of a record's indicators that are looked at."""
+MAX_PIECES = 1024
+"""Cells at all of these corners together; beyond, cells are merged."""
 MAX_CORNERS = 10
 """Covariates of a box up to which all corners are looked at."""
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _POINTS = 12_000  # corners of all cells together; beyond, cells are merged
-_ROWS = (
-    8  # points that are compared with all others at a time: the differences of a hundred would be a hundred megabytes
-)
+_ROWS = 64  # points that are compared with all others at a time
 
 
 class GradientSet(NamedTuple):
@@ -99,9 +99,10 @@ def _rounding(root: np.ndarray, plain: GradientSet) -> np.ndarray:
 def _set_of(points: np.ndarray, cells: list[_Cell], cut: np.ndarray | None, region: Atoms) -> GradientSet:
     used = np.flatnonzero(np.abs(points[:, :, 1:]).max(axis=(0, 1)) > 0)
     vertices = _vertices(region, used)
-    if len(vertices) > MAX_VERTICES or _slope_corners(cells) > MAX_SLOPE_CORNERS:
+    if vertices is None or _slope_corners(cells) > MAX_SLOPE_CORNERS:
         return _around(points, cells, region)
     if vertices != [()]:
+        cells = _merged(cells, max(1, MAX_PIECES // len(vertices)))
         cells = [c for v in vertices for c in _at_vertex(cells, points, cut, v)]
         used = np.array([a for a in used if not any(a in range(s, s + n) for s, n, _ in region.simplices)], dtype=int)
     ball = _only_ball(region, used)
@@ -131,10 +132,13 @@ def _cells(anchor: Anchor, points: np.ndarray, one: bool) -> list[_Cell]:
     ]
 
 
-def _vertices(region: Atoms, used: np.ndarray) -> list[tuple[int, ...]]:
-    """Corners of the simplices that are used: one indicator of each is one."""
+def _vertices(region: Atoms, used: np.ndarray) -> list[tuple[int, ...]] | None:
+    """Corners of the simplices that are used: one indicator of each is one. None: there are too many."""
     there = [np.arange(s, s + n)[np.asarray(p)] for s, n, p in region.simplices]
-    return list(product(*(atoms.tolist() for atoms in there if np.isin(atoms, used).any())))
+    there = [atoms for atoms in there if np.isin(atoms, used).any()]
+    if np.prod([len(atoms) for atoms in there]) > MAX_VERTICES:
+        return None
+    return list(product(*(atoms.tolist() for atoms in there)))
 
 
 def _at_vertex(cells: list[_Cell], points: np.ndarray, cut: np.ndarray | None, vertex: tuple[int, ...]) -> list[_Cell]:
@@ -221,11 +225,12 @@ def _of_slices(slices: list[tuple[tuple[np.ndarray, np.ndarray], float]], across
     reach = np.concatenate([r * room for (_, r), room in slices])
     values, vectors = np.linalg.eigh(across.T @ across)
     values, turned = np.maximum(values, 0.0), where @ (across @ vectors)
+    centred = where - (where.min(0) + where.max(0)) / 2
     best = 0.0
-    for i in range(0, len(where), 64):
-        gap = ((where[i : i + 64, None] - where[None]) ** 2).sum(-1)
-        rho = reach[i : i + 64, None] + reach[None]
-        pull = rho[..., None] ** 2 * (turned[i : i + 64, None] - turned[None]) ** 2
+    for i in range(0, len(where), _ROWS):
+        gap = _squared_distances(centred[i : i + _ROWS], centred)
+        rho = reach[i : i + _ROWS, None] + reach[None]
+        pull = rho[..., None] ** 2 * (turned[i : i + _ROWS, None] - turned[None]) ** 2
         best = float(np.maximum(best, (gap + _furthest(pull, rho, values)).max()))  # NaN stays NaN, and is refused
     spread = reach[:, None] * np.linalg.norm(across, axis=1)
     low, high = (where - spread).min(0), (where + spread).max(0)
@@ -274,7 +279,7 @@ def _on_box(points: np.ndarray, used: np.ndarray, cells: list[_Cell], cut: np.nd
     lo, hi = region.lo[used], region.hi[used]
     corners = np.where(np.array(list(product((False, True), repeat=len(used)))), hi, lo)
     collected = []
-    for cell in _merged(cells, len(used)):
+    for cell in _merged(cells, max(1, int(4 * _POINTS / (len(used) * 2.0 ** len(used))))):
         inside = _slice_corners(corners, cut[used], cell.low - span[1], cell.high - span[0])
         if not len(inside):
             continue
@@ -289,15 +294,11 @@ def _slack(region: Atoms, coefficients: np.ndarray) -> tuple[float, float]:
     return float(span.lo), float(span.hi)
 
 
-def _merged(cells: list[_Cell], size: int) -> list[_Cell]:
-    """Fewer, wider cells where each has very many corners."""
-    step = max(1, int(np.ceil(len(cells) * size * 2.0**size / 4 / _POINTS)))
-    groups = [
-        list(group[i : i + step])
-        for _, same in groupby(cells, key=lambda c: id(c.offset))
-        for group in [list(same)]
-        for i in range(0, len(group), step)
-    ]
+def _merged(cells: list[_Cell], most: int) -> list[_Cell]:
+    """At most so many cells, and wider ones, of each part of the set that has vectors of its own."""
+    parts = [list(same) for _, same in groupby(cells, key=lambda c: id(c.offset))]
+    step = max(1, int(np.ceil(len(cells) / most)))
+    groups = [part[i : i + step] for part in parts for i in range(0, len(part), step)]
     return [
         g[0]._replace(
             slope_low=np.min([c.slope_low for c in g], axis=0),
@@ -329,18 +330,23 @@ def _slice_corners(corners: np.ndarray, direction: np.ndarray, low: float, high:
 def _of_points(points: np.ndarray) -> GradientSet:
     """Exact diameter of finitely many points, after leaving out those that cannot be an end of it."""
     points = np.unique(np.round(points, 14), axis=0)
-    centre = (points.min(0) + points.max(0)) / 2
-    far = np.linalg.norm(points - centre, axis=1)
+    centred = points - (points.min(0) + points.max(0)) / 2
+    far = np.linalg.norm(centred, axis=1)
     order = np.argsort(-far)
-    points_, far = points[order], far[order]
+    centred, far = centred[order], far[order]
     best = 0.0
-    for i in range(0, len(points_), _ROWS):
+    for i in range(0, len(centred), _ROWS):
         if far[i] + far[0] <= best:
             break
-        keep = far + far[i] > best
-        squares = ((points_[i : i + _ROWS, None] - points_[keep][None]) ** 2).sum(-1) if keep.any() else np.zeros(1)
-        best = float(np.maximum(best, squares.max() ** 0.5))
+        keep = centred[far + far[i] > best]
+        best = float(np.maximum(best, _squared_distances(centred[i : i + _ROWS], keep).max(initial=0.0) ** 0.5))
     return _guarded(best + 1e-12, points.min(0), points.max(0))
+
+
+def _squared_distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Of every point with every other; they lie about zero, so that little cancels."""
+    squares = (one**2).sum(-1)[:, None] + (other**2).sum(-1) - 2 * one @ other.T
+    return np.asarray(np.maximum(squares, 0.0))
 
 
 # -- columns that are cut ---------------------------------------------------------------------------------------------
@@ -357,13 +363,14 @@ def _of_small_cells(points: np.ndarray, cells: list[_Cell], low: np.ndarray, hig
     where, spread = np.concatenate(centres), np.concatenate(reach) * (1 + MARGIN)
     radius = np.linalg.norm(spread, axis=1)
     around = (where.min(0) + where.max(0)) / 2
-    order = np.argsort(-(np.linalg.norm(where - around, axis=1) + radius))
-    where, radius, spread = where[order], radius[order], spread[order]
-    far, best = np.linalg.norm(where - around, axis=1) + radius, 0.0
-    for i in range(0, len(where), 64):
+    centred = where - around
+    far = np.linalg.norm(centred, axis=1) + radius
+    order, best = np.argsort(-far), 0.0
+    centred, far, reaching = centred[order], far[order], radius[order]
+    for i in range(0, len(centred), _ROWS):
         if far[i] + far[0] <= best:
             break
-        apart = np.linalg.norm(where[i : i + 64, None] - where[None], axis=-1) + radius[i : i + 64, None] + radius
+        apart = _squared_distances(centred[i : i + _ROWS], centred) ** 0.5 + reaching[i : i + _ROWS, None] + reaching
         best = float(np.maximum(best, apart.max()))  # NaN stays NaN, and is refused
     return _guarded(best, (where - spread).min(0), (where + spread).max(0))
 
