@@ -226,36 +226,48 @@ class Atoms:
     def _dual(self, q: Array, axis: Axis) -> Array:
         size = max(q.shape[-1], axis.coefficients.shape[-1])
         q, u = pad_last(q, size), pad_last(axis.coefficients, size)
-        multipliers = self._multipliers(q, u, axis.cell)
-        rest = self.support(q[..., None, :] - multipliers[..., None] * u)
-        on_cell = jnp.maximum(multipliers * axis.cell.lo, multipliers * axis.cell.hi)
-        # A large multiplier cancels large terms; what it may lose in rounding is given back.
-        rounding = _ROUNDING * size * jnp.abs(multipliers) * self.magnitude(u)
-        return jnp.min(rest + on_cell + rounding, axis=-1)
+        lost = _ROUNDING * size * self.magnitude(u)
+
+        def least(multipliers: Array) -> Array:
+            rest = self.support(q[..., None, :] - multipliers[..., None] * u)
+            on_cell = jnp.maximum(multipliers * axis.cell.lo, multipliers * axis.cell.hi)
+            # A large multiplier cancels large terms; what it may lose in rounding is given back.
+            bound = rest + on_cell + lost * jnp.abs(multipliers)
+            return jnp.min(jnp.where(jnp.isnan(bound), jnp.inf, bound), axis=-1)
+
+        # Multipliers that are the same in all cells are kept apart: their supports are shared.
+        bound = least(self._multipliers(q, u))
+        own = self._multipliers_of_cell(q, u, axis.cell)
+        return bound if own is None else jnp.minimum(bound, least(own))
 
     def magnitude(self, q: Array) -> Array:
         """Return a bound of the absolute value of all partial sums of `q @ atoms`."""
         low, high = (end[: q.shape[-1]] for end in (self.lo, self.hi))
         return jnp.abs(q) @ jnp.asarray(np.maximum(np.abs(low), np.abs(high)))
 
-    def _multipliers(self, q: Array, u: Array, cell: Interval) -> Array:
-        """Candidates: zero, the breakpoints of boxes, the optima on balls, and a grid of angles for everything else."""
+    def _multipliers(self, q: Array, u: Array) -> Array:
+        """Candidates for any cell: zero, the breakpoints of boxes, and a grid of angles for everything else."""
         candidates = [jnp.zeros((*q.shape[:-1], 1))]
         breaks = [i for b in self.boxes for i in range(b.start, b.start + b.size) if i < u.shape[-1]]
         few = len(breaks) <= _MAX_BREAKPOINTS
         if breaks and few:
             at = slice(None) if len(breaks) == u.shape[-1] else np.array(breaks)
             candidates.append(jnp.where(u[at] == 0, 0.0, q[..., at] / jnp.where(u[at] == 0, 1.0, u[at])))
+        if self.bodies or self.simplices or not few:
+            best, across, _ = _angle(q, u)
+            candidates.append(best + across * jnp.asarray(_ANGLES))
+        return jnp.concatenate(candidates, axis=-1)
+
+    def _multipliers_of_cell(self, q: Array, u: Array, cell: Interval) -> Array | None:
+        """Candidates for this cell: the optima on balls."""
+        candidates = []
         for ball in (b for b in self.bodies if b.radius is not None and b.start < u.shape[-1]):
             where = slice(ball.start, ball.start + ball.size)
             best, across, length = _angle(q[..., where], u[where])
             for end in cell:
                 sine = jnp.clip(end / (length * ball.radius), -1 + 1e-6, 1 - 1e-6)
                 candidates.append(best - across * sine / jnp.sqrt(1 - sine * sine))
-        if any(b.radius is None for b in self.bodies) or self.simplices or not few or (breaks and self.bodies):
-            best, across, _ = _angle(q, u)
-            candidates.append(best + across * jnp.asarray(_ANGLES))
-        return jnp.concatenate(candidates, axis=-1)
+        return jnp.concatenate(candidates, axis=-1) if candidates else None
 
 
 def _angle(q: Array, u: Array) -> tuple[Array, Array, Array]:

@@ -40,7 +40,7 @@ class Body(NamedTuple):
     counts
         Number of cells along each of them.
     atom_low, atom_high
-        Range of every number in every cell: functions of a column that is cut stay tied to it.
+        Range of every number in every cell, or in all of them: functions of a column that is cut stay tied to it.
     slope_low, slope_high
         The box of slopes of every cell.
     jacobian
@@ -69,7 +69,8 @@ class Body(NamedTuple):
         """Cut slopes and numbers of one record, whatever they are, to what the body is made of."""
         inside = region.nearest(atoms)
         cell = self.cell(inside)
-        inside = jnp.clip(inside, self.atom_low[cell], self.atom_high[cell])
+        if len(self.atom_low) > 1:  # columns are cut
+            inside = jnp.clip(inside, self.atom_low[cell], self.atom_high[cell])
         low, high = self.slope_low[cell], self.slope_high[cell]
         return jnp.clip(jnp.where(jnp.isnan(slopes), (low + high) / 2, slopes), low, high), inside
 

@@ -2,15 +2,16 @@ r"""How far apart two vectors of the body can be that records are cut to at a pu
 
 The first query of a Langevin step is :math:`\sum_i A^\top s(y_i)` with isotropic noise, so it costs the squared diameter of the
 whitened body :math:`A^\top K` (`body`). This module is geometry: it knows the cells, their boxes of slopes and the region of
-the record's numbers, and nothing of the model. In the predictors, :math:`A^\top s = \sum_j\varphi_j A^\top a_j(r)` with
+the record's numbers, and nothing of the model. In the base numbers, :math:`A^\top s = \sum_j\varphi_j A^\top a_j(r)` with
 :math:`a_j` affine in the record. A product of intervals and an affine function is linear in each factor, so its extremes sit
 at corners:
 
-- on a *ball* of covariates a cell is a slice: a point along the cut predictor plus a ball across it. Two slices are at most
+- on a *ball* of covariates a cell is a slice: a point along the base number that is cut, plus a ball across. Two are at most
   :math:`\max_{\lVert z\rVert\le1}\lVert d + \rho Bz\rVert` apart, d the difference of their points, B the whitened image
   of the directions across, :math:`\rho` the sum of their radii: a one-dimensional dual problem;
 - on a *box* of few covariates a cell is a polytope, the convex hull of its corners: the diameter of finitely many points;
 - *indicators* of a simplex have as many corners as categories, and each corner is one of the sets above;
+- where *columns* are cut, all numbers of a record lie in small intervals: balls around finitely many points;
 - anywhere else, the diagonal of the smallest box around the set, or twice the longest vector, whichever is less.
 
 The body need not be centred: for a logistic regression on the unit ball with :math:`\lVert\theta^*\rVert = 1` its diameter
@@ -34,13 +35,13 @@ MAX_SLOPE_CORNERS = 64
 """Corners of a box of slopes that are looked at: of six base numbers beside each other."""
 MAX_VERTICES = 256
 """Corners of the simplices of a record's indicators that are looked at."""
+MAX_PIECES = 1024
+"""Cells at all of these corners together; beyond, cells are merged."""
 MAX_CORNERS = 10
 """Covariates of a box up to which all corners are looked at."""
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 _POINTS = 12_000  # corners of all cells together; beyond, cells are merged
-_ROWS = (
-    8  # points that are compared with all others at a time: the differences of a hundred would be a hundred megabytes
-)
+_ROWS = 64  # points that are compared with all others at a time
 
 
 class GradientSet(NamedTuple):
@@ -68,7 +69,7 @@ def gradient_set(remainder: Remainder, anchor: Anchor, matrix: np.ndarray) -> Gr
     Parameters
     ----------
     remainder, anchor
-        The region, the coefficients of the predictors, and the cells at the reference point: those of the body.
+        The region, the derivatives of the base numbers, and the cells at the reference point: those of the body.
     matrix
         A, with which vectors are whitened.
     """
@@ -98,9 +99,10 @@ def _rounding(root: np.ndarray, plain: GradientSet) -> np.ndarray:
 def _set_of(points: np.ndarray, cells: list[_Cell], cut: np.ndarray | None, region: Atoms) -> GradientSet:
     used = np.flatnonzero(np.abs(points[:, :, 1:]).max(axis=(0, 1)) > 0)
     vertices = _vertices(region, used)
-    if len(vertices) > MAX_VERTICES or _slope_corners(cells) > MAX_SLOPE_CORNERS:
+    if vertices is None or _slope_corners(cells) > MAX_SLOPE_CORNERS:
         return _around(points, cells, region)
     if vertices != [()]:
+        cells = _merged(cells, max(1, MAX_PIECES // len(vertices)))
         cells = [c for v in vertices for c in _at_vertex(cells, points, cut, v)]
         used = np.array([a for a in used if not any(a in range(s, s + n) for s, n, _ in region.simplices)], dtype=int)
     ball = _only_ball(region, used)
@@ -130,10 +132,13 @@ def _cells(anchor: Anchor, points: np.ndarray, one: bool) -> list[_Cell]:
     ]
 
 
-def _vertices(region: Atoms, used: np.ndarray) -> list[tuple[int, ...]]:
-    """Corners of the simplices that are used: one indicator of each is one."""
+def _vertices(region: Atoms, used: np.ndarray) -> list[tuple[int, ...]] | None:
+    """Corners of the simplices that are used: one indicator of each is one. None: there are too many."""
     there = [np.arange(s, s + n)[np.asarray(p)] for s, n, p in region.simplices]
-    return list(product(*(atoms.tolist() for atoms in there if np.isin(atoms, used).any())))
+    there = [atoms for atoms in there if np.isin(atoms, used).any()]
+    if np.prod([len(atoms) for atoms in there]) > MAX_VERTICES:
+        return None
+    return list(product(*(atoms.tolist() for atoms in there)))
 
 
 def _at_vertex(cells: list[_Cell], points: np.ndarray, cut: np.ndarray | None, vertex: tuple[int, ...]) -> list[_Cell]:
@@ -171,9 +176,9 @@ def _only_ball(region: Atoms, used: np.ndarray) -> tuple[int, int, float] | None
 def _on_ball(
     points: np.ndarray, mover: int, ball: tuple[int, int, float], cells: list[_Cell], cut: np.ndarray, region: Atoms
 ) -> GradientSet:
-    """The smaller of two diameters: of slices along the predictor that is cut, and of whole balls.
+    """The smaller of two diameters: of slices along the base number that is cut, and of whole balls.
 
-    A slice is taken as a segment times a ball across. Where other numbers of the record move the predictor more than the
+    A slice is taken as a segment times a ball across. Where other numbers of the record move the base number more than the
     covariates do (a wide outcome), every slice is nearly the whole ball, and the cylinder around it is wider than that.
     """
     start, count, radius = ball
@@ -182,7 +187,7 @@ def _on_ball(
     length = float(np.linalg.norm(along))
     whole = [(_slice_points(points, mover, c, np.zeros(len(image)), (0.0,)), radius) for c in cells]
     found = _of_slices(whole, image)
-    if length < 1e-12:  # the predictor that is cut does not look at the ball
+    if length < 1e-12:  # the base number that is cut does not look at the ball
         return found
     unit = along / length
     others = _without(cut, np.arange(start, start + count), region)
@@ -220,11 +225,12 @@ def _of_slices(slices: list[tuple[tuple[np.ndarray, np.ndarray], float]], across
     reach = np.concatenate([r * room for (_, r), room in slices])
     values, vectors = np.linalg.eigh(across.T @ across)
     values, turned = np.maximum(values, 0.0), where @ (across @ vectors)
+    centred = where - (where.min(0) + where.max(0)) / 2
     best = 0.0
-    for i in range(0, len(where), 64):
-        gap = ((where[i : i + 64, None] - where[None]) ** 2).sum(-1)
-        rho = reach[i : i + 64, None] + reach[None]
-        pull = rho[..., None] ** 2 * (turned[i : i + 64, None] - turned[None]) ** 2
+    for i in range(0, len(where), _ROWS):
+        gap = _squared_distances(centred[i : i + _ROWS], centred)
+        rho = reach[i : i + _ROWS, None] + reach[None]
+        pull = rho[..., None] ** 2 * (turned[i : i + _ROWS, None] - turned[None]) ** 2
         best = float(np.maximum(best, (gap + _furthest(pull, rho, values)).max()))  # NaN stays NaN, and is refused
     spread = reach[:, None] * np.linalg.norm(across, axis=1)
     low, high = (where - spread).min(0), (where + spread).max(0)
@@ -273,7 +279,7 @@ def _on_box(points: np.ndarray, used: np.ndarray, cells: list[_Cell], cut: np.nd
     lo, hi = region.lo[used], region.hi[used]
     corners = np.where(np.array(list(product((False, True), repeat=len(used)))), hi, lo)
     collected = []
-    for cell in _merged(cells, len(used)):
+    for cell in _merged(cells, max(1, int(4 * _POINTS / (len(used) * 2.0 ** len(used))))):
         inside = _slice_corners(corners, cut[used], cell.low - span[1], cell.high - span[0])
         if not len(inside):
             continue
@@ -288,15 +294,11 @@ def _slack(region: Atoms, coefficients: np.ndarray) -> tuple[float, float]:
     return float(span.lo), float(span.hi)
 
 
-def _merged(cells: list[_Cell], size: int) -> list[_Cell]:
-    """Fewer, wider cells where each has very many corners."""
-    step = max(1, int(np.ceil(len(cells) * size * 2.0**size / 4 / _POINTS)))
-    groups = [
-        list(group[i : i + step])
-        for _, same in groupby(cells, key=lambda c: id(c.offset))
-        for group in [list(same)]
-        for i in range(0, len(group), step)
-    ]
+def _merged(cells: list[_Cell], most: int) -> list[_Cell]:
+    """At most so many cells, and wider ones, of each part of the set that has vectors of its own."""
+    parts = [list(same) for _, same in groupby(cells, key=lambda c: id(c.offset))]
+    step = max(1, int(np.ceil(len(cells) / most)))
+    groups = [part[i : i + step] for part in parts for i in range(0, len(part), step)]
     return [
         g[0]._replace(
             slope_low=np.min([c.slope_low for c in g], axis=0),
@@ -328,18 +330,23 @@ def _slice_corners(corners: np.ndarray, direction: np.ndarray, low: float, high:
 def _of_points(points: np.ndarray) -> GradientSet:
     """Exact diameter of finitely many points, after leaving out those that cannot be an end of it."""
     points = np.unique(np.round(points, 14), axis=0)
-    centre = (points.min(0) + points.max(0)) / 2
-    far = np.linalg.norm(points - centre, axis=1)
+    centred = points - (points.min(0) + points.max(0)) / 2
+    far = np.linalg.norm(centred, axis=1)
     order = np.argsort(-far)
-    points_, far = points[order], far[order]
+    centred, far = centred[order], far[order]
     best = 0.0
-    for i in range(0, len(points_), _ROWS):
+    for i in range(0, len(centred), _ROWS):
         if far[i] + far[0] <= best:
             break
-        keep = far + far[i] > best
-        squares = ((points_[i : i + _ROWS, None] - points_[keep][None]) ** 2).sum(-1) if keep.any() else np.zeros(1)
-        best = float(np.maximum(best, squares.max() ** 0.5))
+        keep = centred[far + far[i] > best]
+        best = float(np.maximum(best, _squared_distances(centred[i : i + _ROWS], keep).max(initial=0.0) ** 0.5))
     return _guarded(best + 1e-12, points.min(0), points.max(0))
+
+
+def _squared_distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Of every point with every other; they lie about zero, so that little cancels."""
+    squares = (one**2).sum(-1)[:, None] + (other**2).sum(-1) - 2 * one @ other.T
+    return np.asarray(np.maximum(squares, 0.0))
 
 
 # -- columns that are cut ---------------------------------------------------------------------------------------------
@@ -356,13 +363,14 @@ def _of_small_cells(points: np.ndarray, cells: list[_Cell], low: np.ndarray, hig
     where, spread = np.concatenate(centres), np.concatenate(reach) * (1 + MARGIN)
     radius = np.linalg.norm(spread, axis=1)
     around = (where.min(0) + where.max(0)) / 2
-    order = np.argsort(-(np.linalg.norm(where - around, axis=1) + radius))
-    where, radius, spread = where[order], radius[order], spread[order]
-    far, best = np.linalg.norm(where - around, axis=1) + radius, 0.0
-    for i in range(0, len(where), 64):
+    centred = where - around
+    far = np.linalg.norm(centred, axis=1) + radius
+    order, best = np.argsort(-far), 0.0
+    centred, far, reaching = centred[order], far[order], radius[order]
+    for i in range(0, len(centred), _ROWS):
         if far[i] + far[0] <= best:
             break
-        apart = np.linalg.norm(where[i : i + 64, None] - where[None], axis=-1) + radius[i : i + 64, None] + radius
+        apart = _squared_distances(centred[i : i + _ROWS], centred) ** 0.5 + reaching[i : i + _ROWS, None] + reaching
         best = float(np.maximum(best, apart.max()))  # NaN stays NaN, and is refused
     return _guarded(best, (where - spread).min(0), (where + spread).max(0))
 

@@ -46,7 +46,7 @@ class Anchor(NamedTuple):
     counts
         Number of cells along each of them.
     atom_low, atom_high
-        Range of every atom in each cell, where columns are cut.
+        Range of every atom in each cell, where columns are cut; else in all.
     jacobian
         Derivatives of the base numbers in the parameter, over (1, atoms): shape (base, d, 1 + atoms).
     bound_low, bound_high
@@ -176,6 +176,8 @@ class Remainder:
         jacobian = jnp.concatenate([derivatives.offset[..., None], jnp.swapaxes(derivatives.slopes, -1, -2)], axis=-1)
         counts = np.array([len(e.lo) for e in edges.values()], dtype=int)
         atoms, bounds, slope = jax.vmap(at)(low, high)
+        if not self.columns:
+            atoms = Interval(*(jnp.asarray(end)[None] for end in (self.region.lo, self.region.hi)))
         return Anchor(theta, directions, low, high, counts, *atoms, jacobian, *bounds, *slope)
 
     def _column_edges(self, column: int, count: int, cut: Callable[[Interval, int], Interval]) -> Interval:
