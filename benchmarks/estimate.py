@@ -33,9 +33,9 @@ import numpyro
 import numpyro.distributions as dist
 
 import sfumato as sf
-from sfumato.analysis import local_normal
+from sfumato.analysis import from_releases, local_normal
 from sfumato.analysis.estimate import drawn, judge
-from sfumato.bounds import compiled, synthetic
+from sfumato.bounds import synthetic
 from sfumato.bounds.reach import Search, diameter
 from sfumato.model import Model
 from sfumato.model.derivatives import vector_function
@@ -44,7 +44,7 @@ from sfumato.planner.belief import positive, prior_precision, safe_inverse
 from sfumato.planner.centre import summit
 from sfumato.planner.making import first_belief
 from sfumato.planner.owners import share_out
-from sfumato.planner.placing import Placed, place
+from sfumato.planner.placing import place
 from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study, make_study
 
@@ -209,12 +209,11 @@ def one(cell: Cell, seed: int, number: int, straight: bool, owners: int = 1) -> 
         release, began = Release(study, table, rng, cap=mu**2, owners=owners), time.process_time()
         mu = share_out([mu**2] * owners, [1.0] * owners)[1]
         placed = place(model, study.domain, cell.n, belief.centre, 0.999 * mu**2, release, covariance=belief.covariance)
-        silent = synthetic.silent(model, study.domain, placed.asked[-1].theta)
-        assumed = local_normal.assumed_information(model, study.domain, cell.n, placed.asked[-1].theta)
-        heard = local_normal.hear(placed.asked, silent, assumed=assumed)
-        found = local_normal.answer(model, study.domain, cell.n, heard, straight=straight, seed=number)
+        found = from_releases.by_scores(model, study.domain, cell.n, placed.asked, seed=number, straight=straight)
         seconds = time.process_time() - began
         theta = found.theta[drawn(found.weight, 4000, number)]
+        about = found.about | {"surprise": placed.surprise, "limit": (mu / placed.width) ** 2}
+        said: Any = SimpleNamespace(about=about, label="", of_prior=found.of_prior)
         low, high = np.quantile(theta, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         mode, covariance = posterior(study, table, truth)
         sd = np.sqrt(np.diag(covariance))
@@ -222,27 +221,9 @@ def one(cell: Cell, seed: int, number: int, straight: bool, owners: int = 1) -> 
         limit = (mu / diameter(Search(model, [study.domain]).vectors("gradient", mode, root))) ** 2
     return Made(
         ((low <= truth) & (truth <= high)).tolist(), ((found.weight @ found.theta - mode) / sd).tolist(),
-        ((high - low) / (3.29 * sd)).tolist(), float(np.median(list(of_prior(model, theta).values()))), placed.off, limit,
-        placed.surprise, found.effective, seconds, verdict(model, heard, placed, found, theta),
+        ((high - low) / (3.29 * sd)).tolist(), float(np.median(list(found.of_prior.values()))), placed.off, limit,
+        placed.surprise, found.about["effective"], seconds, judge(said).level,
     )  # fmt: skip
-
-
-def of_prior(model: Model, theta: np.ndarray) -> dict[str, float]:
-    """Share of the prior's spread that is left, by coordinate."""
-    low, high = (np.quantile(draws, [0.16, 0.84], axis=0) for draws in (compiled.prior_draws(model), theta))
-    return dict(zip(model.coordinate_names(), ((high[1] - high[0]) / (low[1] - low[0])).tolist(), strict=True))
-
-
-def verdict(model: Model, heard: Any, placed: Placed, found: Any, theta: np.ndarray) -> str:
-    """What the estimate would say of itself."""
-    away = ((theta.mean(axis=0) - heard.theta) / np.maximum(theta.std(axis=0), 1e-150))[heard.loud]
-    size = float(np.trace(heard.information)) / len(heard.root)
-    about = {
-        "off": float(np.sqrt(np.mean(away**2))), "surprise": placed.surprise, "effective": found.effective,
-        "roughness": float(np.hypot(heard.roughness, found.apart)) * (2 * len(heard.root)) ** 0.5 / size,
-    }  # fmt: skip
-    said: Any = SimpleNamespace(about=about, label="", of_prior=of_prior(model, theta))
-    return judge(said).level
 
 
 def posterior(study: Study, table: dict[str, np.ndarray], start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

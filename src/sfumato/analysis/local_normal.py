@@ -40,6 +40,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
+from sfumato.analysis.likely_covariates import Likely, Wanted, likely
 from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
@@ -63,9 +64,7 @@ _ROUNDS, _FREEDOM = 16, 5.0
 _FOUND = 0.1  # effective share of the points from which more of them are drawn there
 _LED_BY = 8.0  # effective points a coordinate, at the least, that the next round is led by
 _WALKERS, _STEPS, _KEPT_OF = 200, 150, 10  # how many walk, how far, and how many last places of each are kept
-MOST_TILTED = 120
-"""Entries of the information up to which made-up covariates are reweighted to match it."""
-_REDRAWN, _LEAST_ROUGH, _CARRIED = 4, 0.05, 0.05
+_LEAST_ROUGH = 0.05
 LOOSE, PASSES = 0.2, 3
 """Where outcomes have a part in the information: how near made-up covariates come to it; and how often the answer is made."""
 NEGATIVE = 1.0
@@ -266,24 +265,30 @@ class MadeUp(NamedTuple):
         Log density of each outcome under the mixture that it was drawn from.
     scores, unclamped
         Whitened score of each record at the place, with its outcome clamped to the domain, and as drawn.
-    follows
-        Whether outcomes have a part in a record's information there, so that it follows theta.
-    apart
-        How far their information at the answer is off the released one, beyond its noise: root mean square of a number.
+    covariates
+        Whose covariates these are, and whether outcomes have a part in a record's information, so that it follows theta.
     """
 
     batch: dict[str, np.ndarray]
     log_drawn: np.ndarray
     scores: np.ndarray
     unclamped: np.ndarray
-    follows: bool
-    apart: float
+    covariates: Likely
+
+    @property
+    def follows(self) -> bool:
+        """Whether the information at the place follows theta."""
+        return self.covariates.follows
 
 
 def make_up(
-    model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, seed: int = 0, about: Moments | None = None
-) -> MadeUp | None:
-    """Records drawn at parameters all over a first answer (the normal one by default); None where the model makes no records."""
+    model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, seed: int = 0, about: Moments | None = None,
+    begun: MadeUp | None = None,
+) -> MadeUp | None:  # fmt: skip
+    """Records drawn at parameters all over a first answer (the normal one by default); None where the model makes no records.
+
+    `begun`: those of an answer before this one, whose covariates are gone on with.
+    """
     if model.sample_records is None and (
         model.observations is None
         or not synthetic.observed_columns(model, heard.theta, synthetic.uniform(model, domain, heard.theta))
@@ -291,17 +296,16 @@ def make_up(
         return None
     mode, covariance = normal_answer(model, heard) if about is None else about
     anchors = _anchors(model, heard, mode, covariance, seed)
-    drawn = [
-        synthetic.uniform(model, domain, theta, size=RECORDS, seed=i, clamp=False) for i, theta in enumerate(anchors)
-    ]
-    batch = {name: np.concatenate([np.asarray(one[name]) for one in drawn]) for name in drawn[0]}
+    size = RECORDS * (ANCHORS + PRIOR_ANCHORS)
+    level = float(np.trace(heard.information)) / len(heard.root)
+    covariates = likely(
+        model, domain, n, _wanted(heard, _LEAST_ROUGH * level), mode, size, seed, LOOSE * level,
+        None if begun is None else begun.covariates,
+    )  # fmt: skip
+    batch, log_weight = _at_all(model, domain, anchors, covariates, seed)
     each = np.stack([np.asarray(_log_likelihoods(model)(theta, batch)) for theta in anchors])
-    log_drawn = logsumexp(each, axis=0) - np.log(len(anchors))
+    log_drawn = logsumexp(each, axis=0) - np.log(len(anchors)) - log_weight
     met = synthetic.clamped(domain, batch)
-    information, follows = _informations(model, domain, heard, mode, met)
-    # Where outcomes have a part in it, covariates must not explain what a parameter does that is not known yet.
-    tilt = _tilt(model, n, heard, information, LOOSE if follows else _LEAST_ROUGH)
-    log_drawn, apart = log_drawn - tilt, _apart(n, heard, information, tilt) if follows else 0.0
     scores, unclamped = (np.asarray(compiled.scores(model)(heard.theta, one))[:, heard.loud] for one in (met, batch))
     good = np.isfinite(log_drawn) & np.isfinite(scores).all(axis=1) & np.isfinite(unclamped).all(axis=1)
     if good.sum() < len(good) / 2:
@@ -311,9 +315,41 @@ def make_up(
         return np.where(good[:, None], values, 0.0)
 
     return MadeUp(
-        batch, np.where(good, log_drawn, np.inf), kept(scores) @ heard.root, kept(unclamped) @ heard.root,
-        follows, apart,
-    )  # fmt: skip
+        batch, np.where(good, log_drawn, np.inf), kept(scores) @ heard.root, kept(unclamped) @ heard.root, covariates
+    )
+
+
+def _wanted(heard: Heard, least: float) -> Wanted:
+    """The released information, as covariates are led by it."""
+    dim = len(heard.loud)
+    rows, columns = np.triu_indices(dim)
+    matrix = np.zeros((dim, dim))
+    matrix[np.ix_(heard.loud, heard.loud)] = heard.root
+    chosen = heard.loud[rows] & heard.loud[columns]
+    numbers = matrix_to_triangle(heard.information if heard.raw is None else heard.raw)
+    return Wanted(heard.kind, heard.theta, matrix, chosen, numbers, max(heard.roughness, least))
+
+
+def _at_all(
+    model: Model, domain: Mapping[str, Domain], anchors: Sequence[np.ndarray], covariates: Likely, seed: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The covariates shared out among the anchors, each with outcomes as the model draws them there; and their log weights."""
+    size = len(covariates.log_weight)
+    parts = np.array_split(np.random.default_rng(seed).permutation(size), len(anchors))
+    if model.sample_records is not None:
+        drawn = [
+            synthetic.uniform(model, domain, theta, size=len(part), seed=i, clamp=False)
+            for i, (theta, part) in enumerate(zip(anchors, parts, strict=True))
+        ]
+    else:
+        drawn = [
+            synthetic.with_outcomes(
+                model, domain, theta, {k: v[part] for k, v in covariates.batch.items()}, seed + i, clamp=False
+            )
+            for i, (theta, part) in enumerate(zip(anchors, parts, strict=True))
+        ]
+    batch = {name: np.concatenate([np.asarray(one[name]) for one in drawn]) for name in drawn[0]}
+    return batch, covariates.log_weight[np.concatenate(parts)]
 
 
 def _anchors(
@@ -325,73 +361,6 @@ def _anchors(
     anchors += list(compiled.prior_draws(model)[rng.integers(0, 1000, PRIOR_ANCHORS)])
     density = compiled.prior_density(model)
     return [theta for theta in anchors if np.isfinite(float(density(theta)))] or [heard.theta]
-
-
-def _triangles(model: Model, heard: Heard, batch: Mapping[str, Any]) -> np.ndarray:
-    """Upper triangle of each record's whitened information at the place, of the kind that was asked for."""
-    dim = len(heard.loud)
-    rows, columns = np.triu_indices(dim)
-    matrix = np.zeros((dim, dim))
-    matrix[np.ix_(heard.loud, heard.loud)] = heard.root
-    each = np.asarray(compiled.vectors(model, heard.kind)(heard.theta, matrix, dict(batch)))
-    return each[:, heard.loud[rows] & heard.loud[columns]]
-
-
-def _informations(
-    model: Model, domain: Mapping[str, Domain], heard: Heard, theta: np.ndarray, batch: Mapping[str, Any]
-) -> tuple[np.ndarray, bool]:
-    """Each record's whitened information at the place, mean over outcomes at theta; and whether outcomes have a part in it."""
-
-    def redrawn(seed: int) -> np.ndarray:
-        return _triangles(model, heard, synthetic.with_outcomes(model, domain, theta, dict(batch), seed))
-
-    one, other = redrawn(0), redrawn(1)
-    if np.allclose(one, other, rtol=1e-6, atol=1e-9 * float(np.max(np.abs(one[np.isfinite(one)]), initial=1e-300))):
-        return one, False
-    return np.mean([one, other, *(redrawn(seed) for seed in range(2, _REDRAWN))], axis=0), True
-
-
-def _apart(n: int, heard: Heard, information: np.ndarray, tilt: np.ndarray) -> float:
-    """How far the information of reweighted made-up records is off the released one, beyond its noise."""
-    if heard.raw is None:
-        return 0.0
-    mean = np.exp(tilt - logsumexp(tilt)) @ np.nan_to_num(information)
-    square = float(np.mean((n * mean - matrix_to_triangle(heard.raw)) ** 2))
-    return float(max(square - heard.roughness**2, 0.0) ** 0.5)
-
-
-def _tilt(model: Model, n: int, heard: Heard, information: np.ndarray, least: float) -> np.ndarray:
-    r"""Log weights of made-up records with which their information is that of the records.
-
-    Of all weights :math:`w_j \propto e^{\lambda^\top f_j}`, :math:`f_j` a record's information at the place, those that minimise
-    :math:`\log\tfrac1m\sum_j e^{\lambda^\top nf_j} - \lambda^\top\hat J + \tfrac{\tau^2}{2}\lVert\lambda\rVert^2`: the least
-    change that explains :math:`\hat J` as far as its noise lets it. Outcomes are averaged over: covariates alone are reweighted.
-    """
-    size, free = information.shape
-    if model.sample_records is not None or free > MOST_TILTED:
-        return np.zeros(size)
-    features = n * np.nan_to_num(information)
-    wanted, noise = (
-        matrix_to_triangle(heard.information if heard.raw is None else heard.raw),
-        max(heard.roughness, least * float(np.trace(heard.information)) / len(heard.root)),
-    )
-    for _ in range(8):
-        log_weight = features @ _least_tilt(features, wanted, noise)
-        log_weight = log_weight - logsumexp(log_weight) + np.log(size)
-        if np.exp(2 * np.log(size) - logsumexp(2 * log_weight)) > _CARRIED * size:
-            return np.asarray(log_weight)
-        noise *= 2
-    return np.zeros(size)
-
-
-def _least_tilt(features: np.ndarray, wanted: np.ndarray, noise: float) -> np.ndarray:
-    def dual(tilt: np.ndarray) -> tuple[float, np.ndarray]:
-        log_weight = features @ tilt
-        top = float(logsumexp(log_weight))
-        mean = np.exp(log_weight - top) @ features
-        return top - float(tilt @ wanted) + noise**2 * float(tilt @ tilt) / 2, mean - wanted + noise**2 * tilt
-
-    return np.asarray(minimize(dual, np.zeros(len(wanted)), jac=True, method="L-BFGS-B").x)
 
 
 @lru_cache(maxsize=16)
@@ -428,7 +397,7 @@ def _constants(model: Model, n: int, heard: Heard, made: MadeUp | None) -> _Cons
     root = np.linalg.cholesky(heard.information)
     fixed = (loud, np.linalg.inv(heard.root), heard.theta, heard.score, heard.noise, heard.information, root)
     # Where made-up records stand for the others, they may be as wrong as their information is.
-    one, rough = np.eye(size), np.hypot(heard.roughness, 0.0 if made is None else made.apart)
+    one, rough = np.eye(size), np.hypot(heard.roughness, 0.0 if made is None else made.covariates.apart)
     if made is None:
         return _Constants(*fixed, rough, {}, np.zeros(0), np.zeros((0, 0)), np.zeros(0), one, one)
     weight = _weights(np.asarray(_log_likelihoods(model)(heard.theta, made.batch)), made.log_drawn)
@@ -512,9 +481,9 @@ def answer(
     # What outcomes are like is known from a first answer on, and better from the next.
     for _ in range(PASSES - 1):
         about = _moments(found)
-        made = make_up(model, domain, n, heard, seed, about) or made
+        made = make_up(model, domain, n, heard, seed, about, made) or made
         found = _sampled(model, made, _constants(model, n, heard, made), about, seed)
-    return found._replace(apart=made.apart)
+    return found._replace(apart=made.covariates.apart)
 
 
 def _sampled(model: Model, made: MadeUp | None, constants: _Constants, about: Moments, seed: int) -> Population:
