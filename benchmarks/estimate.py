@@ -19,6 +19,7 @@ import multiprocessing
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -187,6 +188,7 @@ class Made(NamedTuple):
     """How one estimate compares with the truth, parameter by parameter (unconstrained)."""
 
     covers: list[bool]
+    bare: list[bool]
     error: list[float]
     width: list[float]
     prior: float
@@ -220,7 +222,8 @@ def one(cell: Cell, seed: int, number: int, straight: bool, owners: int = 1) -> 
         root = np.linalg.cholesky(covariance)
         limit = (mu / diameter(Search(model, [study.domain]).vectors("gradient", mode, root))) ** 2
     return Made(
-        ((low <= truth) & (truth <= high)).tolist(), ((found.weight @ found.theta - mode) / sd).tolist(),
+        ((low <= truth) & (truth <= high)).tolist(), (np.abs(mode - truth) < 1.645 * sd).tolist(),
+        ((found.weight @ found.theta - mode) / sd).tolist(),
         ((high - low) / (3.29 * sd)).tolist(), float(np.median(list(found.of_prior.values()))), placed.off, limit,
         placed.surprise, found.about["effective"], seconds, judge(said).level,
     )  # fmt: skip
@@ -245,10 +248,11 @@ def posterior(study: Study, table: dict[str, np.ndarray], start: np.ndarray) -> 
 
 
 HEADER = (
-    f"{'cell':<32}{'sets':>5}{'limit':>8}{'covered':>9}{'+-':>6}{'width':>7}{'error':>7}{'/limit':>7}{'prior':>7}{'off':>6}"
+    f"{'cell':<32}{'sets':>5}{'limit':>8}{'covered':>9}{'+-':>6}{'bare':>7}{'width':>7}{'error':>7}{'/limit':>7}{'prior':>7}{'off':>6}"
     f"{'!':>4}{'said':>9}{'eff':>7}{'s':>6}"
 )
-LEGEND = """limit: one-shot, median. covered: share of 90 % intervals with the truth in them. width: of intervals, beside those
+LEGEND = """limit: one-shot, median. covered: share of 90 % intervals with the truth in them; bare: the same without
+privacy, by the same tables: their luck. width: of intervals, beside those
 without privacy. error: of the mean, in posterior sds without privacy; /limit: over limit^(-1/2), set by set. prior: posterior
 over prior sd. off: length of the last gradient. !: surprises. said: verdicts, good/rough/unusable.
 eff: effective points, the least. s: processor seconds."""
@@ -270,7 +274,10 @@ class Row(NamedTuple):
 
 
 def row(cell: Cell, sets: int, seed: int, straight: bool, owners: int = 1) -> Row:
-    made = [one(cell, seed, number, straight, owners) for number in range(sets)]
+    return summed(cell, [one(cell, seed, number, straight, owners) for number in range(sets)])
+
+
+def summed(cell: Cell, made: Sequence[Made]) -> Row:
     covers = np.array([m.covers for m in made], dtype=float)
     covered, se = covers.mean(), covers.mean(axis=1).std() / max(len(made), 2) ** 0.5
     limit = float(np.median([m.limit for m in made]))
@@ -284,12 +291,12 @@ def row(cell: Cell, sets: int, seed: int, straight: bool, owners: int = 1) -> Ro
         for level, times in verdicts.items() if times
     }  # fmt: skip
     text = (
-        f"{cell.name:<32}{sets:>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}{np.median([m.width for m in made]):>7.2f}"
+        f"{cell.name:<32}{len(made):>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}{np.mean([m.bare for m in made]):>7.1%}{np.median([m.width for m in made]):>7.2f}"
         f"{np.mean(square) ** 0.5:>7.2f}{over_limit:>7.2f}{prior:>7.2f}{np.median([m.off for m in made]):>6.2g}"
         f"{sum(m.surprise for m in made):>4}{'/'.join(map(str, verdicts.values())):>9}"
         f"{min(m.effective for m in made):>7.0f}{np.median([m.seconds for m in made]):>6.2f}"
     )
-    return Row(cell.name, sets, float(covered), float(se), limit, over_limit, prior, verdicts, by_verdict, text)
+    return Row(cell.name, len(made), float(covered), float(se), limit, over_limit, prior, verdicts, by_verdict, text)
 
 
 def missed(rows: list[Row]) -> bool:

@@ -10,6 +10,10 @@ f a record's information at the place, its mean over outcomes. Reweighted unifor
 is not (ten skewed columns leave one draw in thousands) they are led there: reweighted in part, resampled, and moved, again and
 again.
 
+A few numbers do not tell a column that is spread out from one that is nearly always the same and rarely at an end, and far from
+the place these say different things of a score. So there are two laws to be near to: `SPREAD`, uniform over the domain, and
+`RARE`, every entry in the middle of its domain or at an end. An answer weighs both by how well they explain what was released.
+
 References
 ----------
 Jaynes 1957 (the least change that explains what was seen); Del Moral, Doucet & Jasra 2006 (the draws).
@@ -26,6 +30,8 @@ from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
 
+SPREAD, RARE = "spread", "rare"
+"""Laws that covariates may be near to."""
 MOST = 120
 """Numbers of the information up to which covariates are led by them."""
 _REDRAWN = 4  # outcomes over which a record's information is averaged, where they have a part in it
@@ -45,10 +51,20 @@ class Wanted(NamedTuple):
     noise: float
 
 
+def laws(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> tuple[str, ...]:
+    """Those that differ for this domain: whole numbers are drawn among all their values under either."""
+    if model.sample_records is not None:
+        return (SPREAD,)
+    outcomes = synthetic.observed_columns(model, theta, synthetic.uniform(model, domain, theta))
+    wide = [name for name, column in domain.items() if name not in outcomes and not column.discrete]
+    return (SPREAD, RARE) if wide else (SPREAD,)
+
+
 class Likely(NamedTuple):
     """Covariates with log weights (mean weight one), how far their information is off, and whether outcomes have a part in it.
 
     `apart`: root mean square of what the noise of the released information does not explain. `tilt`: the multipliers.
+    `misfit`: half the squared length of what is off, in units of the noise that was allowed for: how ill the law explains it.
     """
 
     batch: dict[str, np.ndarray]
@@ -56,6 +72,7 @@ class Likely(NamedTuple):
     follows: bool
     apart: float
     tilt: np.ndarray
+    misfit: float = 0.0
 
 
 class _Told(NamedTuple):
@@ -68,12 +85,14 @@ class _Told(NamedTuple):
 
 def likely(
     model: Model, domain: Mapping[str, Domain], n: int, wanted: Wanted, about: np.ndarray, size: int, seed: int,
-    loose: float, begun: Likely | None = None,
+    loose: float, begun: Likely | None = None, law: str = SPREAD,
 ) -> Likely:  # fmt: skip
     """Draw covariates whose information is the wanted one, with outcomes at `about`.
 
     Parameters
     ----------
+    law
+        Which of the two they are near to.
     loose
         Noise that is allowed for at the least where outcomes have a part in the information: covariates must not explain what a
         parameter does that is not known yet.
@@ -81,7 +100,7 @@ def likely(
         Covariates that were found for an answer before this one.
     """
     rng = np.random.default_rng([seed, 1])
-    batch = synthetic.uniform(model, domain, about, size=size, seed=seed) if begun is None else begun.batch
+    batch = _first(model, domain, about, size, law, rng) if begun is None else begun.batch
     told = _informations(model, domain, wanted, about, batch, rng)
     if model.sample_records is not None or len(wanted.numbers) > MOST:
         return Likely(
@@ -90,7 +109,7 @@ def likely(
     noise = max(wanted.noise, loose) if told.follows else wanted.noise
     tilt = np.zeros(len(wanted.numbers)) if begun is None else begun.tilt
     if begun is not None:
-        batch, told = _moved(model, domain, n, wanted, about, batch, told, tilt, rng)
+        batch, told = _moved(model, domain, n, wanted, about, batch, told, tilt, law, rng)
     for stage in range(_STAGES):
         step = _step(n * told.believed, wanted.numbers, noise, tilt)
         part = _carried(n * told.believed @ step)
@@ -102,8 +121,26 @@ def likely(
         chosen = _systematic(np.exp(log_weight), rng)
         batch = {name: values[chosen] for name, values in batch.items()}
         told = _Told(told.drawn[chosen], told.believed[chosen], told.follows)
-        batch, told = _moved(model, domain, n, wanted, about, batch, told, tilt, rng)
-    return Likely(batch, log_weight, told.follows, _apart(n, wanted, told, log_weight), tilt)
+        batch, told = _moved(model, domain, n, wanted, about, batch, told, tilt, law, rng)
+    misfit = float(np.sum(_off(n, wanted, told, log_weight) ** 2)) / (2 * noise**2)
+    return Likely(batch, log_weight, told.follows, _apart(n, wanted, told, log_weight), tilt, misfit)
+
+
+def _first(
+    model: Model, domain: Mapping[str, Domain], about: np.ndarray, size: int, law: str, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Records of the law before anything is known of them."""
+    if model.sample_records is not None:
+        return synthetic.uniform(model, domain, about, size=size)
+    batch = {name: as_model_input(column, _drawn(column, law, size, rng)) for name, column in domain.items()}
+    return synthetic.with_outcomes(model, domain, about, batch, int(rng.integers(2**31)))
+
+
+def _drawn(column: Domain, law: str, size: int, rng: np.random.Generator) -> np.ndarray:
+    if law == SPREAD or column.discrete:
+        return column.sample(rng, size)
+    ends, middle = column.extremes(rng, size), (column.lo + column.hi) / 2
+    return np.asarray(column.clamp(np.where(rng.random(ends.shape) < 2 / 3, ends, middle)))
 
 
 # -- a record's information -----------------------------------------------------------------------------------------------
@@ -147,9 +184,12 @@ def _apart(n: int, wanted: Wanted, told: _Told, log_weight: np.ndarray) -> float
     """How far the information of these records is off the wanted one, beyond its noise; nothing where outcomes have no part."""
     if not told.follows:
         return 0.0
-    mean = np.exp(log_weight - logsumexp(log_weight)) @ told.drawn
-    square = float(np.mean((n * mean - wanted.numbers) ** 2))
+    square = float(np.mean(_off(n, wanted, told, log_weight) ** 2))
     return float(max(square - wanted.noise**2, 0.0) ** 0.5)
+
+
+def _off(n: int, wanted: Wanted, told: _Told, log_weight: np.ndarray) -> np.ndarray:
+    return np.asarray(n * np.exp(log_weight - logsumexp(log_weight)) @ told.drawn - wanted.numbers)
 
 
 # -- leading draws there --------------------------------------------------------------------------------------------------
@@ -205,7 +245,8 @@ def _systematic(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def _moved(
     model: Model, domain: Mapping[str, Domain], n: int, wanted: Wanted, about: np.ndarray,
-    batch: Mapping[str, np.ndarray], told: _Told, tilt: np.ndarray, rng: np.random.Generator,
+    batch: Mapping[str, np.ndarray], told: _Told, tilt: np.ndarray, law: str,
+    rng: np.random.Generator,
 ) -> tuple[dict[str, np.ndarray], _Told]:  # fmt: skip
     """Metropolis moves of every record: some of its entries become others of the domain."""
     outcomes = synthetic.observed_columns(model, about, dict(batch))
@@ -214,7 +255,9 @@ def _moved(
     here = dict(batch)
     for _ in range(_MOVES):
         there = here | {
-            name: as_model_input(column, column.vary(np.asarray(here[name]), column.sample(rng, size), share, rng))
+            name: as_model_input(
+                column, column.vary(np.asarray(here[name]), _drawn(column, law, size, rng), share, rng)
+            )
             for name, column in free.items()
         }
         other = _informations(model, domain, wanted, about, there, rng)

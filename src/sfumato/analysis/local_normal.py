@@ -15,7 +15,7 @@ noise of known covariance V. So
   and the mean of a score is no straight line over its width. Its shape is taken from made-up records,
   :math:`d(\theta) = B^{-1}E_\theta[s(Y, \theta^*)]` with B the slope of that mean at the place; the slope alone is the
   records' own. The covariance follows in the same way, :math:`J^{1/2}\Gamma(\theta)J^{1/2}`, :math:`\Gamma` one at the place.
-  The made-up covariates are reweighted, by as little as makes their information that which was released (`_tilt`).
+  The made-up covariates have, with as little change as will do, the information which was released (`likely_covariates`).
 * Where outcomes have a part in a record's information, what was released is no slope: at twice the place's scale of a normal
   outcome the information about that scale is four times as much. Then made-up records alone say what a score is like, with mean
   :math:`nE_\theta[s]` and covariance :math:`n\mathrm{Cov}_\theta[s]`, and what was released tells of their covariates alone: with
@@ -40,7 +40,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 from scipy.stats import multivariate_t
 
-from sfumato.analysis.likely_covariates import Likely, Wanted, likely
+from sfumato.analysis.likely_covariates import Likely, Wanted, laws, likely
 from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
@@ -57,6 +57,10 @@ RECORDS = 256
 """Made-up records at each of them."""
 ENOUGH = 1500.0
 """Effective points of a population that is as good as wanted."""
+HARDLY = 7.0
+"""Misfit, beside the better law's, from which a law of covariates is left out: a thousandth of the weight."""
+PASSING = 300.0
+"""The same of one that only the next answer starts from."""
 LEAST = 400.0
 """The same below which a walk takes over."""
 _SCOUTS, _ROUND = 600, 1500  # points of a round that finds where to look, and of one that counts
@@ -116,7 +120,8 @@ class Heard(NamedTuple):
 class Population(NamedTuple):
     """Points of theta (unconstrained) with weights that sum to one, and how many equally weighted ones they are worth.
 
-    `apart`: how far the made-up records' whitened information is off the released one, where they stand for the others.
+    `apart`: how far made-up records' whitened information is off the released one, by the nearer law, where they stand for
+    the others.
     """
 
     theta: np.ndarray
@@ -267,6 +272,8 @@ class MadeUp(NamedTuple):
         Whitened score of each record at the place, with its outcome clamped to the domain, and as drawn.
     covariates
         Whose covariates these are, and whether outcomes have a part in a record's information, so that it follows theta.
+    law
+        Which law these are near to.
     """
 
     batch: dict[str, np.ndarray]
@@ -274,6 +281,7 @@ class MadeUp(NamedTuple):
     scores: np.ndarray
     unclamped: np.ndarray
     covariates: Likely
+    law: str
 
     @property
     def follows(self) -> bool:
@@ -283,25 +291,44 @@ class MadeUp(NamedTuple):
 
 def make_up(
     model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, seed: int = 0, about: Moments | None = None,
-    begun: MadeUp | None = None,
-) -> MadeUp | None:  # fmt: skip
-    """Records drawn at parameters all over a first answer (the normal one by default); None where the model makes no records.
+    begun: Sequence[MadeUp] = (),
+) -> list[MadeUp]:  # fmt: skip
+    """Records drawn at parameters all over a first answer (the normal one by default), by either law of covariates.
 
-    `begun`: those of an answer before this one, whose covariates are gone on with.
+    None where the model makes no records. `begun`: those of an answer before this one, whose covariates are gone on with.
     """
     if model.sample_records is None and (
         model.observations is None
         or not synthetic.observed_columns(model, heard.theta, synthetic.uniform(model, domain, heard.theta))
     ):
-        return None
+        return []
     mode, covariance = normal_answer(model, heard) if about is None else about
     anchors = _anchors(model, heard, mode, covariance, seed)
     size = RECORDS * (ANCHORS + PRIOR_ANCHORS)
     level = float(np.trace(heard.information)) / len(heard.root)
-    covariates = likely(
-        model, domain, n, _wanted(heard, _LEAST_ROUGH * level), mode, size, seed, LOOSE * level,
-        None if begun is None else begun.covariates,
-    )  # fmt: skip
+    wanted = _wanted(heard, _LEAST_ROUGH * level)
+    if begun:
+        found = [
+            likely(model, domain, n, wanted, mode, size, seed, LOOSE * level, one.covariates, one.law) for one in begun
+        ]
+        names = [one.law for one in begun]
+    else:
+        names = list(laws(model, domain, heard.theta))
+        found = [likely(model, domain, n, wanted, mode, size, seed, LOOSE * level, law=law) for law in names]
+    least = min(one.misfit for one in found)
+    made = [
+        _made_from(model, domain, heard, anchors, one, law, seed)
+        for one, law in zip(found, names, strict=True)
+        if one.misfit < least + HARDLY
+    ]
+    return [one for one in made if one is not None]
+
+
+def _made_from(
+    model: Model, domain: Mapping[str, Domain], heard: Heard, anchors: Sequence[np.ndarray], covariates: Likely,
+    law: str, seed: int,
+) -> MadeUp | None:  # fmt: skip
+    """Records with these covariates; None where most have no density or no score."""
     batch, log_weight = _at_all(model, domain, anchors, covariates, seed)
     each = np.stack([np.asarray(_log_likelihoods(model)(theta, batch)) for theta in anchors])
     log_drawn = logsumexp(each, axis=0) - np.log(len(anchors)) - log_weight
@@ -315,7 +342,12 @@ def make_up(
         return np.where(good[:, None], values, 0.0)
 
     return MadeUp(
-        batch, np.where(good, log_drawn, np.inf), kept(scores) @ heard.root, kept(unclamped) @ heard.root, covariates
+        batch,
+        np.where(good, log_drawn, np.inf),
+        kept(scores) @ heard.root,
+        kept(unclamped) @ heard.root,
+        covariates,
+        law,
     )
 
 
@@ -474,35 +506,42 @@ def answer(
         Take means of scores as straight lines, whatever the model.
     """  # fmt: skip
     about = normal_answer(model, heard)
-    made = None if straight else make_up(model, domain, n, heard, seed)
-    found = _sampled(model, made, _constants(model, n, heard, made), about, seed)
-    if made is None or not made.follows:
-        return found
+    made = [] if straight else make_up(model, domain, n, heard, seed)
+    follows = any(one.follows for one in made)
     # What outcomes are like is known from a first answer on, and better from the next.
-    for _ in range(PASSES - 1):
-        about = _moments(found)
+    for _ in range(PASSES - 1 if follows else 0):
+        # How far their information is off tells of the covariates only where the outcomes are right: not yet.
+        trusted = [one._replace(covariates=one.covariates._replace(apart=0.0)) for one in made]
+        about = _moments(_sampled(model, n, heard, trusted, about, seed, PASSING))
         made = make_up(model, domain, n, heard, seed, about, made) or made
-        found = _sampled(model, made, _constants(model, n, heard, made), about, seed)
-    return found._replace(apart=made.covariates.apart)
+    found = _sampled(model, n, heard, made, about, seed)
+    return found._replace(apart=min((one.covariates.apart for one in made), default=0.0))
 
 
-def _sampled(model: Model, made: MadeUp | None, constants: _Constants, about: Moments, seed: int) -> Population:
-    """Points of one density."""
-    fixed = jax.tree.map(jnp.asarray, constants)
-    density_of = _densities(model, made is not None, made is not None and made.follows)
+def _sampled(
+    model: Model, n: int, heard: Heard, made: Sequence[MadeUp], about: Moments, seed: int, enough: float = ENOUGH
+) -> Population:
+    """Points of one density: where there are two laws of covariates, the mean of theirs, each weighed by its misfit."""
+    fixed = [jax.tree.map(jnp.asarray, _constants(model, n, heard, one)) for one in (made or (None,))]
+    misfits = [one.covariates.misfit for one in made] or [0.0]
+    density_of = _densities(model, bool(made), any(one.follows for one in made))
 
     def density(points: np.ndarray) -> np.ndarray:
         # Always as many at a time, so that nothing is compiled twice.
         padded = np.resize(points, (-(-len(points) // _BATCH) * _BATCH, points.shape[1]))
-        each = [density_of(part, fixed) for part in np.split(padded, len(padded) // _BATCH)]
-        return np.concatenate(each)[: len(points)]
+        parts = np.split(padded, len(padded) // _BATCH)
+        heights = [
+            np.concatenate([np.asarray(density_of(part, law)) for part in parts]) - misfit
+            for law, misfit in zip(fixed, misfits, strict=True)
+        ]
+        return np.asarray(np.logaddexp.reduce(heights))[: len(points)]
 
-    found = _adapt(model, about, density, seed)
-    return found if found.effective >= LEAST else _walked(found, density, seed)
+    found = _adapt(model, about, density, seed, enough)
+    return found if found.effective >= LEAST or enough < LEAST else _walked(found, density, seed)
 
 
 def _adapt(
-    model: Model, normal: tuple[np.ndarray, np.ndarray], density: Callable[[np.ndarray], np.ndarray], seed: int
+    model: Model, normal: Moments, density: Callable[[np.ndarray], np.ndarray], seed: int, enough: float = ENOUGH
 ) -> Population:
     """Draw from Student-t laws about the prior and the normal answer, then about what was found; weigh by the mixture of all."""
     rng, prior = np.random.default_rng(seed), compiled.prior_draws(model)
@@ -522,7 +561,7 @@ def _adapt(
             points.append(drawn)
             heights.append(density(drawn))
         found = _weighed(np.concatenate(points), np.concatenate(heights), used, np.array(sizes))
-        if turn and found.effective >= ENOUGH:
+        if turn and found.effective >= enough:
             break
         number = _ROUND if found.effective > _FOUND * sum(sizes) else _SCOUTS
         laws.append(_moments(found))
