@@ -291,7 +291,8 @@ def summed(cell: Cell, made: Sequence[Made]) -> Row:
         for level, times in verdicts.items() if times
     }  # fmt: skip
     text = (
-        f"{cell.name:<32}{len(made):>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}{np.mean([m.bare for m in made]):>7.1%}{np.median([m.width for m in made]):>7.2f}"
+        f"{cell.name:<32}{len(made):>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}"
+        f"{np.mean([m.bare for m in made]):>7.1%}{np.median([m.width for m in made]):>7.2f}"
         f"{np.mean(square) ** 0.5:>7.2f}{over_limit:>7.2f}{prior:>7.2f}{np.median([m.off for m in made]):>6.2g}"
         f"{sum(m.surprise for m in made):>4}{'/'.join(map(str, verdicts.values())):>9}"
         f"{min(m.effective for m in made):>7.0f}{np.median([m.seconds for m in made]):>6.2f}"
