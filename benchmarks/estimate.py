@@ -19,6 +19,7 @@ import multiprocessing
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -33,9 +34,9 @@ import numpyro
 import numpyro.distributions as dist
 
 import sfumato as sf
-from sfumato.analysis import local_normal
+from sfumato.analysis import from_releases, local_normal
 from sfumato.analysis.estimate import drawn, judge
-from sfumato.bounds import compiled, synthetic
+from sfumato.bounds import synthetic
 from sfumato.bounds.reach import Search, diameter
 from sfumato.model import Model
 from sfumato.model.derivatives import vector_function
@@ -44,7 +45,7 @@ from sfumato.planner.belief import positive, prior_precision, safe_inverse
 from sfumato.planner.centre import summit
 from sfumato.planner.making import first_belief
 from sfumato.planner.owners import share_out
-from sfumato.planner.placing import Placed, place
+from sfumato.planner.placing import place
 from sfumato.privacy.promise import budget_mu
 from sfumato.study.target import Study, make_study
 
@@ -187,6 +188,7 @@ class Made(NamedTuple):
     """How one estimate compares with the truth, parameter by parameter (unconstrained)."""
 
     covers: list[bool]
+    bare: list[bool]
     error: list[float]
     width: list[float]
     prior: float
@@ -209,40 +211,22 @@ def one(cell: Cell, seed: int, number: int, straight: bool, owners: int = 1) -> 
         release, began = Release(study, table, rng, cap=mu**2, owners=owners), time.process_time()
         mu = share_out([mu**2] * owners, [1.0] * owners)[1]
         placed = place(model, study.domain, cell.n, belief.centre, 0.999 * mu**2, release, covariance=belief.covariance)
-        silent = synthetic.silent(model, study.domain, placed.asked[-1].theta)
-        assumed = local_normal.assumed_information(model, study.domain, cell.n, placed.asked[-1].theta)
-        heard = local_normal.hear(placed.asked, silent, assumed=assumed)
-        found = local_normal.answer(model, study.domain, cell.n, heard, straight=straight, seed=number)
+        found = from_releases.by_scores(model, study.domain, cell.n, placed.asked, seed=number, straight=straight)
         seconds = time.process_time() - began
         theta = found.theta[drawn(found.weight, 4000, number)]
+        about = found.about | {"surprise": placed.surprise, "limit": (mu / placed.width) ** 2}
+        said: Any = SimpleNamespace(about=about, label="", of_prior=found.of_prior)
         low, high = np.quantile(theta, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         mode, covariance = posterior(study, table, truth)
         sd = np.sqrt(np.diag(covariance))
         root = np.linalg.cholesky(covariance)
         limit = (mu / diameter(Search(model, [study.domain]).vectors("gradient", mode, root))) ** 2
     return Made(
-        ((low <= truth) & (truth <= high)).tolist(), ((found.weight @ found.theta - mode) / sd).tolist(),
-        ((high - low) / (3.29 * sd)).tolist(), float(np.median(list(of_prior(model, theta).values()))), placed.off, limit,
-        placed.surprise, found.effective, seconds, verdict(model, heard, placed, found, theta),
+        ((low <= truth) & (truth <= high)).tolist(), (np.abs(mode - truth) < 1.645 * sd).tolist(),
+        ((found.weight @ found.theta - mode) / sd).tolist(),
+        ((high - low) / (3.29 * sd)).tolist(), float(np.median(list(found.of_prior.values()))), placed.off, limit,
+        placed.surprise, found.about["effective"], seconds, judge(said).level,
     )  # fmt: skip
-
-
-def of_prior(model: Model, theta: np.ndarray) -> dict[str, float]:
-    """Share of the prior's spread that is left, by coordinate."""
-    low, high = (np.quantile(draws, [0.16, 0.84], axis=0) for draws in (compiled.prior_draws(model), theta))
-    return dict(zip(model.coordinate_names(), ((high[1] - high[0]) / (low[1] - low[0])).tolist(), strict=True))
-
-
-def verdict(model: Model, heard: Any, placed: Placed, found: Any, theta: np.ndarray) -> str:
-    """What the estimate would say of itself."""
-    away = ((theta.mean(axis=0) - heard.theta) / np.maximum(theta.std(axis=0), 1e-150))[heard.loud]
-    size = float(np.trace(heard.information)) / len(heard.root)
-    about = {
-        "off": float(np.sqrt(np.mean(away**2))), "surprise": placed.surprise, "effective": found.effective,
-        "roughness": float(np.hypot(heard.roughness, found.apart)) * (2 * len(heard.root)) ** 0.5 / size,
-    }  # fmt: skip
-    said: Any = SimpleNamespace(about=about, label="", of_prior=of_prior(model, theta))
-    return judge(said).level
 
 
 def posterior(study: Study, table: dict[str, np.ndarray], start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -264,10 +248,11 @@ def posterior(study: Study, table: dict[str, np.ndarray], start: np.ndarray) -> 
 
 
 HEADER = (
-    f"{'cell':<32}{'sets':>5}{'limit':>8}{'covered':>9}{'+-':>6}{'width':>7}{'error':>7}{'/limit':>7}{'prior':>7}{'off':>6}"
+    f"{'cell':<32}{'sets':>5}{'limit':>8}{'covered':>9}{'+-':>6}{'bare':>7}{'width':>7}{'error':>7}{'/limit':>7}{'prior':>7}{'off':>6}"
     f"{'!':>4}{'said':>9}{'eff':>7}{'s':>6}"
 )
-LEGEND = """limit: one-shot, median. covered: share of 90 % intervals with the truth in them. width: of intervals, beside those
+LEGEND = """limit: one-shot, median. covered: share of 90 % intervals with the truth in them; bare: the same without
+privacy, by the same tables: their luck. width: of intervals, beside those
 without privacy. error: of the mean, in posterior sds without privacy; /limit: over limit^(-1/2), set by set. prior: posterior
 over prior sd. off: length of the last gradient. !: surprises. said: verdicts, good/rough/unusable.
 eff: effective points, the least. s: processor seconds."""
@@ -289,7 +274,10 @@ class Row(NamedTuple):
 
 
 def row(cell: Cell, sets: int, seed: int, straight: bool, owners: int = 1) -> Row:
-    made = [one(cell, seed, number, straight, owners) for number in range(sets)]
+    return summed(cell, [one(cell, seed, number, straight, owners) for number in range(sets)])
+
+
+def summed(cell: Cell, made: Sequence[Made]) -> Row:
     covers = np.array([m.covers for m in made], dtype=float)
     covered, se = covers.mean(), covers.mean(axis=1).std() / max(len(made), 2) ** 0.5
     limit = float(np.median([m.limit for m in made]))
@@ -303,12 +291,13 @@ def row(cell: Cell, sets: int, seed: int, straight: bool, owners: int = 1) -> Ro
         for level, times in verdicts.items() if times
     }  # fmt: skip
     text = (
-        f"{cell.name:<32}{sets:>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}{np.median([m.width for m in made]):>7.2f}"
+        f"{cell.name:<32}{len(made):>5}{limit:>8.3g}{covered:>9.1%}{se:>6.1%}"
+        f"{np.mean([m.bare for m in made]):>7.1%}{np.median([m.width for m in made]):>7.2f}"
         f"{np.mean(square) ** 0.5:>7.2f}{over_limit:>7.2f}{prior:>7.2f}{np.median([m.off for m in made]):>6.2g}"
         f"{sum(m.surprise for m in made):>4}{'/'.join(map(str, verdicts.values())):>9}"
         f"{min(m.effective for m in made):>7.0f}{np.median([m.seconds for m in made]):>6.2f}"
     )
-    return Row(cell.name, sets, float(covered), float(se), limit, over_limit, prior, verdicts, by_verdict, text)
+    return Row(cell.name, len(made), float(covered), float(se), limit, over_limit, prior, verdicts, by_verdict, text)
 
 
 def missed(rows: list[Row]) -> bool:

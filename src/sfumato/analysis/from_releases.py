@@ -7,8 +7,9 @@ Of a walk the pilot's releases are all that is used: an answer of its chain is a
 places, which tells of the score only as far as the bend between them is known.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -44,9 +45,10 @@ LABEL_PILOT = (
 
 
 class Answer(NamedTuple):
-    """What releases say: points by site, their weights, what is told about them, and how much of the prior is left."""
+    """What releases say: points by site and unconstrained, their weights, what is told of them, how much of the prior is left."""
 
     points: dict[str, np.ndarray]
+    theta: np.ndarray
     weight: np.ndarray
     about: dict[str, float]
     of_prior: dict[str, float]
@@ -56,17 +58,18 @@ class Answer(NamedTuple):
 
 
 def by_scores(
-    model: Model, domain: Mapping[str, Domain], n: int, asked: Sequence[Asked], *, known: bool = False, seed: int = 0
-) -> Answer:
-    """What the last score and the last information say; `known`: the information needs no records."""
+    model: Model, domain: Mapping[str, Domain], n: int, asked: Sequence[Asked], *, known: bool = False, seed: int = 0,
+    straight: bool = False,
+) -> Answer:  # fmt: skip
+    """What the last score and the last information say; `known`: the information needs no records; `straight`: see `answer`."""
     theta_star = asked[-1].theta
     silent = synthetic.silent(model, domain, theta_star)
     assumed = local_normal.assumed_information(model, domain, n, theta_star)
     heard = local_normal.hear(asked, silent, information=assumed if known else None, assumed=assumed)
-    found = local_normal.answer(model, domain, n, heard, seed=seed)
+    found = local_normal.answer(model, domain, n, heard, seed=seed, straight=straight)
     theta, weight = found.theta, found.weight
     with jax.enable_x64(True):
-        sites = jax.jit(jax.vmap(model.constrain))(jnp.asarray(theta))
+        sites = _sites(model)(jnp.asarray(theta))
     mean = weight @ theta
     sd = np.sqrt(np.maximum(weight @ (theta - mean) ** 2, 1e-300))
     away = ((mean - theta_star) / sd)[heard.loud]
@@ -75,7 +78,7 @@ def by_scores(
         "effective": found.effective,
     }  # fmt: skip
     points = {name: np.asarray(value) for name, value in sites.items()}
-    return Answer(points, weight, about, share_of_prior(model, theta, weight))
+    return Answer(points, theta, weight, about, share_of_prior(model, theta, weight))
 
 
 def by_law(model: Model, found: noise_aware.NoiseAware) -> Answer:
@@ -83,10 +86,22 @@ def by_law(model: Model, found: noise_aware.NoiseAware) -> Answer:
     points = {name: values.reshape(-1, *values.shape[2:]) for name, values in found.draws.items()}
     with jax.enable_x64(True):
         sites = {name: jnp.asarray(values) for name, values in points.items()}
-        theta = np.asarray(jax.jit(jax.vmap(model.unconstrain))(sites))
+        theta = np.asarray(_unconstrained(model)(sites))
     weight = np.full(len(theta), 1 / len(theta))
     about = {"off": 0.0, "roughness": 0.0, "effective": float(len(theta)), "law": 1.0}
-    return Answer(points, weight, about, share_of_prior(model, theta, weight))
+    return Answer(points, theta, weight, about, share_of_prior(model, theta, weight))
+
+
+@lru_cache(maxsize=16)
+def _sites(model: Model) -> Callable[[Any], dict[str, Any]]:
+    """Compile points -> values by site."""
+    return jax.jit(jax.vmap(model.constrain))
+
+
+@lru_cache(maxsize=16)
+def _unconstrained(model: Model) -> Callable[[dict[str, Any]], Any]:
+    """Compile values by site -> points."""
+    return jax.jit(jax.vmap(model.unconstrain))
 
 
 def has_law(family: Family) -> bool:

@@ -15,7 +15,7 @@ noise of known covariance V. So
   and the mean of a score is no straight line over its width. Its shape is taken from made-up records,
   :math:`d(\theta) = B^{-1}E_\theta[s(Y, \theta^*)]` with B the slope of that mean at the place; the slope alone is the
   records' own. The covariance follows in the same way, :math:`J^{1/2}\Gamma(\theta)J^{1/2}`, :math:`\Gamma` one at the place.
-  The made-up covariates are reweighted, by as little as makes their information that which was released (`_tilt`).
+  The made-up covariates have, with as little change as will do, the information which was released (`likely_covariates`).
 * Where outcomes have a part in a record's information, what was released is no slope: at twice the place's scale of a normal
   outcome the information about that scale is four times as much. Then made-up records alone say what a score is like, with mean
   :math:`nE_\theta[s]` and covariance :math:`n\mathrm{Cov}_\theta[s]`, and what was released tells of their covariates alone: with
@@ -39,6 +39,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from sfumato.analysis.likely_covariates import Likely, Wanted, laws, likely
 from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
@@ -55,6 +56,10 @@ RECORDS = 256
 """Made-up records at each of them."""
 ENOUGH = 1500.0
 """Effective points of a population that is as good as wanted."""
+HARDLY = 7.0
+"""Misfit, beside the better law's, from which a law of covariates is left out: a thousandth of the weight."""
+PASSING = 300.0
+"""The same of one that only the next answer starts from."""
 LEAST = 400.0
 """The same below which a walk takes over."""
 _SCOUTS, _ROUND = 600, 1500  # points of a round that finds where to look, and of one that counts
@@ -62,9 +67,7 @@ _ROUNDS, _FREEDOM = 16, 5.0
 _FOUND = 0.1  # effective share of the points from which more of them are drawn there
 _LED_BY = 8.0  # effective points a coordinate, at the least, that the next round is led by
 _WALKERS, _STEPS, _KEPT_OF = 200, 150, 10  # how many walk, how far, and how many last places of each are kept
-MOST_TILTED = 120
-"""Entries of the information up to which made-up covariates are reweighted to match it."""
-_REDRAWN, _LEAST_ROUGH, _CARRIED = 4, 0.05, 0.05
+_LEAST_ROUGH = 0.05
 LOOSE, PASSES = 0.2, 3
 """Where outcomes have a part in the information: how near made-up covariates come to it; and how often the answer is made."""
 NEGATIVE = 1.0
@@ -116,7 +119,8 @@ class Heard(NamedTuple):
 class Population(NamedTuple):
     """Points of theta (unconstrained) with weights that sum to one, and how many equally weighted ones they are worth.
 
-    `apart`: how far the made-up records' whitened information is off the released one, where they stand for the others.
+    `apart`: how far made-up records' whitened information is off the released one, by the nearer law, where they stand for
+    the others.
     """
 
     theta: np.ndarray
@@ -265,42 +269,69 @@ class MadeUp(NamedTuple):
         Log density of each outcome under the mixture that it was drawn from.
     scores, unclamped
         Whitened score of each record at the place, with its outcome clamped to the domain, and as drawn.
-    follows
-        Whether outcomes have a part in a record's information there, so that it follows theta.
-    apart
-        How far their information at the answer is off the released one, beyond its noise: root mean square of a number.
+    covariates
+        Whose covariates these are, and whether outcomes have a part in a record's information, so that it follows theta.
+    law
+        Which law these are near to.
     """
 
     batch: dict[str, np.ndarray]
     log_drawn: np.ndarray
     scores: np.ndarray
     unclamped: np.ndarray
-    follows: bool
-    apart: float
+    covariates: Likely
+    law: str
+
+    @property
+    def follows(self) -> bool:
+        """Whether the information at the place follows theta."""
+        return self.covariates.follows
 
 
 def make_up(
-    model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, seed: int = 0, about: Moments | None = None
-) -> MadeUp | None:
-    """Records drawn at parameters all over a first answer (the normal one by default); None where the model makes no records."""
+    model: Model, domain: Mapping[str, Domain], n: int, heard: Heard, seed: int = 0, about: Moments | None = None,
+    begun: Sequence[MadeUp] = (),
+) -> list[MadeUp]:  # fmt: skip
+    """Records drawn at parameters all over a first answer (the normal one by default), by either law of covariates.
+
+    None where the model makes no records. `begun`: those of an answer before this one, whose covariates are gone on with.
+    """
     if model.sample_records is None and (
         model.observations is None
         or not synthetic.observed_columns(model, heard.theta, synthetic.uniform(model, domain, heard.theta))
     ):
-        return None
+        return []
     mode, covariance = normal_answer(model, heard) if about is None else about
     anchors = _anchors(model, heard, mode, covariance, seed)
-    drawn = [
-        synthetic.uniform(model, domain, theta, size=RECORDS, seed=i, clamp=False) for i, theta in enumerate(anchors)
+    size = RECORDS * (ANCHORS + PRIOR_ANCHORS)
+    level = float(np.trace(heard.information)) / len(heard.root)
+    wanted = _wanted(heard, _LEAST_ROUGH * level)
+    if begun:
+        found = [
+            likely(model, domain, n, wanted, mode, size, seed, LOOSE * level, one.covariates, one.law) for one in begun
+        ]
+        names = [one.law for one in begun]
+    else:
+        names = list(laws(model, domain, heard.theta))
+        found = [likely(model, domain, n, wanted, mode, size, seed, LOOSE * level, law=law) for law in names]
+    least = min(one.misfit for one in found)
+    made = [
+        _made_from(model, domain, heard, anchors, one, law, seed)
+        for one, law in zip(found, names, strict=True)
+        if one.misfit < least + HARDLY
     ]
-    batch = {name: np.concatenate([np.asarray(one[name]) for one in drawn]) for name in drawn[0]}
+    return [one for one in made if one is not None]
+
+
+def _made_from(
+    model: Model, domain: Mapping[str, Domain], heard: Heard, anchors: Sequence[np.ndarray], covariates: Likely,
+    law: str, seed: int,
+) -> MadeUp | None:  # fmt: skip
+    """Records with these covariates; None where most have no density or no score."""
+    batch, log_weight = _at_all(model, domain, anchors, covariates, seed)
     each = np.stack([np.asarray(_log_likelihoods(model)(theta, batch)) for theta in anchors])
-    log_drawn = logsumexp(each, axis=0) - np.log(len(anchors))
+    log_drawn = logsumexp(each, axis=0) - np.log(len(anchors)) - log_weight
     met = synthetic.clamped(domain, batch)
-    information, follows = _informations(model, domain, heard, mode, met)
-    # Where outcomes have a part in it, covariates must not explain what a parameter does that is not known yet.
-    tilt = _tilt(model, n, heard, information, LOOSE if follows else _LEAST_ROUGH)
-    log_drawn, apart = log_drawn - tilt, _apart(n, heard, information, tilt) if follows else 0.0
     scores, unclamped = (np.asarray(compiled.scores(model)(heard.theta, one))[:, heard.loud] for one in (met, batch))
     good = np.isfinite(log_drawn) & np.isfinite(scores).all(axis=1) & np.isfinite(unclamped).all(axis=1)
     if good.sum() < len(good) / 2:
@@ -310,9 +341,46 @@ def make_up(
         return np.where(good[:, None], values, 0.0)
 
     return MadeUp(
-        batch, np.where(good, log_drawn, np.inf), kept(scores) @ heard.root, kept(unclamped) @ heard.root,
-        follows, apart,
-    )  # fmt: skip
+        batch,
+        np.where(good, log_drawn, np.inf),
+        kept(scores) @ heard.root,
+        kept(unclamped) @ heard.root,
+        covariates,
+        law,
+    )
+
+
+def _wanted(heard: Heard, least: float) -> Wanted:
+    """The released information, as covariates are led by it."""
+    dim = len(heard.loud)
+    rows, columns = np.triu_indices(dim)
+    matrix = np.zeros((dim, dim))
+    matrix[np.ix_(heard.loud, heard.loud)] = heard.root
+    chosen = heard.loud[rows] & heard.loud[columns]
+    numbers = matrix_to_triangle(heard.information if heard.raw is None else heard.raw)
+    return Wanted(heard.kind, heard.theta, matrix, chosen, numbers, max(heard.roughness, least))
+
+
+def _at_all(
+    model: Model, domain: Mapping[str, Domain], anchors: Sequence[np.ndarray], covariates: Likely, seed: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The covariates shared out among the anchors, each with outcomes as the model draws them there; and their log weights."""
+    size = len(covariates.log_weight)
+    parts = np.array_split(np.random.default_rng(seed).permutation(size), len(anchors))
+    if model.sample_records is not None:
+        drawn = [
+            synthetic.uniform(model, domain, theta, size=len(part), seed=i, clamp=False)
+            for i, (theta, part) in enumerate(zip(anchors, parts, strict=True))
+        ]
+    else:
+        drawn = [
+            synthetic.with_outcomes(
+                model, domain, theta, {k: v[part] for k, v in covariates.batch.items()}, seed + i, clamp=False
+            )
+            for i, (theta, part) in enumerate(zip(anchors, parts, strict=True))
+        ]
+    batch = {name: np.concatenate([np.asarray(one[name]) for one in drawn]) for name in drawn[0]}
+    return batch, covariates.log_weight[np.concatenate(parts)]
 
 
 def _anchors(
@@ -324,73 +392,6 @@ def _anchors(
     anchors += list(compiled.prior_draws(model)[rng.integers(0, 1000, PRIOR_ANCHORS)])
     density = compiled.prior_density(model)
     return [theta for theta in anchors if np.isfinite(float(density(theta)))] or [heard.theta]
-
-
-def _triangles(model: Model, heard: Heard, batch: Mapping[str, Any]) -> np.ndarray:
-    """Upper triangle of each record's whitened information at the place, of the kind that was asked for."""
-    dim = len(heard.loud)
-    rows, columns = np.triu_indices(dim)
-    matrix = np.zeros((dim, dim))
-    matrix[np.ix_(heard.loud, heard.loud)] = heard.root
-    each = np.asarray(compiled.vectors(model, heard.kind)(heard.theta, matrix, dict(batch)))
-    return each[:, heard.loud[rows] & heard.loud[columns]]
-
-
-def _informations(
-    model: Model, domain: Mapping[str, Domain], heard: Heard, theta: np.ndarray, batch: Mapping[str, Any]
-) -> tuple[np.ndarray, bool]:
-    """Each record's whitened information at the place, mean over outcomes at theta; and whether outcomes have a part in it."""
-
-    def redrawn(seed: int) -> np.ndarray:
-        return _triangles(model, heard, synthetic.with_outcomes(model, domain, theta, dict(batch), seed))
-
-    one, other = redrawn(0), redrawn(1)
-    if np.allclose(one, other, rtol=1e-6, atol=1e-9 * float(np.max(np.abs(one[np.isfinite(one)]), initial=1e-300))):
-        return one, False
-    return np.mean([one, other, *(redrawn(seed) for seed in range(2, _REDRAWN))], axis=0), True
-
-
-def _apart(n: int, heard: Heard, information: np.ndarray, tilt: np.ndarray) -> float:
-    """How far the information of reweighted made-up records is off the released one, beyond its noise."""
-    if heard.raw is None:
-        return 0.0
-    mean = np.exp(tilt - logsumexp(tilt)) @ np.nan_to_num(information)
-    square = float(np.mean((n * mean - matrix_to_triangle(heard.raw)) ** 2))
-    return float(max(square - heard.roughness**2, 0.0) ** 0.5)
-
-
-def _tilt(model: Model, n: int, heard: Heard, information: np.ndarray, least: float) -> np.ndarray:
-    r"""Log weights of made-up records with which their information is that of the records.
-
-    Of all weights :math:`w_j \propto e^{\lambda^\top f_j}`, :math:`f_j` a record's information at the place, those that minimise
-    :math:`\log\tfrac1m\sum_j e^{\lambda^\top nf_j} - \lambda^\top\hat J + \tfrac{\tau^2}{2}\lVert\lambda\rVert^2`: the least
-    change that explains :math:`\hat J` as far as its noise lets it. Outcomes are averaged over: covariates alone are reweighted.
-    """
-    size, free = information.shape
-    if model.sample_records is not None or free > MOST_TILTED:
-        return np.zeros(size)
-    features = n * np.nan_to_num(information)
-    wanted, noise = (
-        matrix_to_triangle(heard.information if heard.raw is None else heard.raw),
-        max(heard.roughness, least * float(np.trace(heard.information)) / len(heard.root)),
-    )
-    for _ in range(8):
-        log_weight = features @ _least_tilt(features, wanted, noise)
-        log_weight = log_weight - logsumexp(log_weight) + np.log(size)
-        if np.exp(2 * np.log(size) - logsumexp(2 * log_weight)) > _CARRIED * size:
-            return np.asarray(log_weight)
-        noise *= 2
-    return np.zeros(size)
-
-
-def _least_tilt(features: np.ndarray, wanted: np.ndarray, noise: float) -> np.ndarray:
-    def dual(tilt: np.ndarray) -> tuple[float, np.ndarray]:
-        log_weight = features @ tilt
-        top = float(logsumexp(log_weight))
-        mean = np.exp(log_weight - top) @ features
-        return top - float(tilt @ wanted) + noise**2 * float(tilt @ tilt) / 2, mean - wanted + noise**2 * tilt
-
-    return np.asarray(minimize(dual, np.zeros(len(wanted)), jac=True, method="L-BFGS-B").x)
 
 
 @lru_cache(maxsize=16)
@@ -427,7 +428,7 @@ def _constants(model: Model, n: int, heard: Heard, made: MadeUp | None) -> _Cons
     root = np.linalg.cholesky(heard.information)
     fixed = (loud, np.linalg.inv(heard.root), heard.theta, heard.score, heard.noise, heard.information, root)
     # Where made-up records stand for the others, they may be as wrong as their information is.
-    one, rough = np.eye(size), np.hypot(heard.roughness, 0.0 if made is None else made.apart)
+    one, rough = np.eye(size), np.hypot(heard.roughness, 0.0 if made is None else made.covariates.apart)
     if made is None:
         return _Constants(*fixed, rough, {}, np.zeros(0), np.zeros((0, 0)), np.zeros(0), one, one)
     weight = _weights(np.asarray(_log_likelihoods(model)(heard.theta, made.batch)), made.log_drawn)
@@ -504,35 +505,42 @@ def answer(
         Take means of scores as straight lines, whatever the model.
     """  # fmt: skip
     about = normal_answer(model, heard)
-    made = None if straight else make_up(model, domain, n, heard, seed)
-    found = _sampled(model, made, _constants(model, n, heard, made), about, seed)
-    if made is None or not made.follows:
-        return found
+    made = [] if straight else make_up(model, domain, n, heard, seed)
+    follows = any(one.follows for one in made)
     # What outcomes are like is known from a first answer on, and better from the next.
-    for _ in range(PASSES - 1):
-        about = _moments(found)
-        made = make_up(model, domain, n, heard, seed, about) or made
-        found = _sampled(model, made, _constants(model, n, heard, made), about, seed)
-    return found._replace(apart=made.apart)
+    for _ in range(PASSES - 1 if follows else 0):
+        # How far their information is off tells of the covariates only where the outcomes are right: not yet.
+        trusted = [one._replace(covariates=one.covariates._replace(apart=0.0)) for one in made]
+        about = _moments(_sampled(model, n, heard, trusted, about, seed, PASSING))
+        made = make_up(model, domain, n, heard, seed, about, made) or made
+    found = _sampled(model, n, heard, made, about, seed)
+    return found._replace(apart=min((one.covariates.apart for one in made), default=0.0))
 
 
-def _sampled(model: Model, made: MadeUp | None, constants: _Constants, about: Moments, seed: int) -> Population:
-    """Points of one density."""
-    fixed = jax.tree.map(jnp.asarray, constants)
-    density_of = _densities(model, made is not None, made is not None and made.follows)
+def _sampled(
+    model: Model, n: int, heard: Heard, made: Sequence[MadeUp], about: Moments, seed: int, enough: float = ENOUGH
+) -> Population:
+    """Points of one density: where there are two laws of covariates, the mean of theirs, each weighed by its misfit."""
+    fixed = [jax.tree.map(jnp.asarray, _constants(model, n, heard, one)) for one in (made or (None,))]
+    misfits = [one.covariates.misfit for one in made] or [0.0]
+    density_of = _densities(model, bool(made), any(one.follows for one in made))
 
     def density(points: np.ndarray) -> np.ndarray:
         # Always as many at a time, so that nothing is compiled twice.
         padded = np.resize(points, (-(-len(points) // _BATCH) * _BATCH, points.shape[1]))
-        each = [density_of(part, fixed) for part in np.split(padded, len(padded) // _BATCH)]
-        return np.concatenate(each)[: len(points)]
+        parts = np.split(padded, len(padded) // _BATCH)
+        heights = [
+            np.concatenate([np.asarray(density_of(part, law)) for part in parts]) - misfit
+            for law, misfit in zip(fixed, misfits, strict=True)
+        ]
+        return np.asarray(np.logaddexp.reduce(heights))[: len(points)]
 
-    found = _adapt(model, about, density, seed)
-    return found if found.effective >= LEAST else _walked(found, density, seed)
+    found = _adapt(model, about, density, seed, enough)
+    return found if found.effective >= LEAST or enough < LEAST else _walked(found, density, seed)
 
 
 def _adapt(
-    model: Model, normal: tuple[np.ndarray, np.ndarray], density: Callable[[np.ndarray], np.ndarray], seed: int
+    model: Model, normal: Moments, density: Callable[[np.ndarray], np.ndarray], seed: int, enough: float = ENOUGH
 ) -> Population:
     """Draw from Student-t laws about the prior and the normal answer, then about what was found; weigh by the mixture of all."""
     from scipy.stats import multivariate_t  # takes half a second, and a run has no use for it
@@ -554,7 +562,7 @@ def _adapt(
             points.append(drawn)
             heights.append(density(drawn))
         found = _weighed(np.concatenate(points), np.concatenate(heights), used, np.array(sizes))
-        if turn and found.effective >= ENOUGH:
+        if turn and found.effective >= enough:
             break
         number = _ROUND if found.effective > _FOUND * sum(sizes) else _SCOUTS
         laws.append(_moments(found))

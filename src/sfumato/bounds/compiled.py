@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.model import Model
-from sfumato.model.derivatives import vector_function
+from sfumato.model.derivatives import whitened
 from sfumato.tools.quick_jit import quick_jit
 
 Array: TypeAlias = Any
@@ -36,31 +36,40 @@ def prior_derivatives(model: Model) -> Callable[[Array], tuple[Array, Array]]:
 
 
 @lru_cache(maxsize=_KEPT)
-def information(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
-    """Function (theta, records) -> mean of minus the hessian over records where it is finite."""
-
-    def mean(theta: Array, batch: Mapping[str, Array]) -> Array:
-        each = -jax.vmap(jax.hessian(model.log_likelihood), (None, 0))(theta, batch)
-        finite = jnp.all(jnp.isfinite(each), axis=(1, 2))
-        return jnp.where(finite[:, None, None], each, 0.0).sum(0) / jnp.maximum(finite.sum(), 1)
-
-    return quick_jit(mean)
-
-
-@lru_cache(maxsize=_KEPT)
 def scores(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
     """Function (theta, records) -> score of each record."""
     return quick_jit(jax.vmap(jax.grad(model.log_likelihood), (None, 0)))
 
 
-@lru_cache(maxsize=3 * _KEPT)
-def vectors(model: Model, what: str) -> Callable[[Array, Array, Mapping[str, Array]], Array]:
-    """Function (theta, matrix, records) -> each record's whitened vector: what a pilot asks sums of."""
+@lru_cache(maxsize=_KEPT)
+def hessians(model: Model) -> Callable[[Array, Mapping[str, Array]], Array]:
+    """Function (theta, records) -> second derivatives of each record's log-likelihood."""
+    return quick_jit(jax.vmap(jax.hessian(model.log_likelihood), (None, 0)))
 
-    def each(theta: Array, matrix: Array, batch: Mapping[str, Array]) -> Array:
-        return jax.vmap(vector_function(what, model, theta, matrix))(batch)
 
-    return quick_jit(each)
+def information(model: Model) -> Callable[[Array, Mapping[str, Array]], np.ndarray]:
+    """Function (theta, records) -> mean of minus the hessian over records where it is finite."""
+
+    def mean(theta: Array, batch: Mapping[str, Array]) -> np.ndarray:
+        each = -np.asarray(hessians(model)(theta, batch))
+        finite = np.isfinite(each).all(axis=(1, 2))
+        return np.asarray(np.where(finite[:, None, None], each, 0.0).sum(0) / max(finite.sum(), 1))
+
+    return mean
+
+
+def vectors(model: Model, what: str) -> Callable[[Array, Array, Mapping[str, Array]], np.ndarray]:
+    """Function (theta, matrix, records) -> each record's whitened vector: what a pilot asks sums of, `vector_function` of each.
+
+    Only derivatives are compiled; NumPy whitens them. So all kinds share two programs, and large products are its own.
+    """
+
+    def each(theta: Array, matrix: Array, batch: Mapping[str, Array]) -> np.ndarray:
+        derivatives = np.asarray((hessians if what == "information" else scores)(model)(theta, batch))
+        with np.errstate(invalid="ignore", over="ignore"):  # where a record has none, the vector has none either
+            return whitened(what, derivatives, np.asarray(matrix))
+
+    return each
 
 
 @lru_cache(maxsize=_KEPT)

@@ -5,6 +5,7 @@ They stand in for records that nobody may see, so every figure that rests on the
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import jax
@@ -22,6 +23,7 @@ Batch: TypeAlias = dict[str, np.ndarray]
 SIZE = 2048
 """Made-up records in a batch: always as many, so that nothing is compiled twice."""
 
+_REMEMBERED = 16  # batches
 _NOTHING = 1e-12
 """Size of scores along a direction, beside the largest, below which no record speaks of it: rounding leaves 1e-15."""
 
@@ -40,11 +42,24 @@ def uniform(
 
     `spread`: part of the domain, about its middle, that continuous covariates fill. `clamp`: see `with_outcomes`.
     """  # fmt: skip
+    point = np.ascontiguousarray(theta, dtype=np.float64)
+    return dict(_uniform(model, tuple(domain.items()), point.tobytes(), size, seed, spread, clamp))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _uniform(
+    model: Model, domain: tuple[tuple[str, Domain], ...], theta: bytes, size: int, seed: int, spread: float, clamp: bool
+) -> Batch:
+    """The same; a pilot looks at made-up records of one parameter from several sides, and drawing outcomes is slow."""
+    point, columns = np.frombuffer(theta), dict(domain)
     if model.sample_records is not None:
-        return model.sample_records(jax.device_put(theta), jax.random.key(seed), size)
+        return model.sample_records(jax.device_put(point), jax.random.key(seed), size)
     rng = np.random.default_rng(seed)
-    batch = {name: as_model_input(d, _drawn_in(d, d.sample(rng, size), spread)) for name, d in domain.items()}
-    return with_outcomes(model, domain, theta, batch, seed, clamp=clamp)
+    batch = {name: as_model_input(d, _drawn_in(d, d.sample(rng, size), spread)) for name, d in columns.items()}
+    made = with_outcomes(model, columns, point, batch, seed, clamp=clamp)
+    for values in made.values():
+        values.flags.writeable = False  # all who ask share them
+    return made
 
 
 def clamped(domain: Mapping[str, Domain], batch: Batch) -> Batch:

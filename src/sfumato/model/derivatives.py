@@ -44,6 +44,22 @@ def vector_function(what: str, model: Model, theta: Array, matrix: Array) -> Cal
     return lambda record: -(matrix.T @ hessian(theta, record) @ matrix)[rows, columns] * weight
 
 
+def whitened(what: str, derivatives: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """The same of many records at once, from their scores, or (for "information") their second derivatives."""
+    _known(what)
+    if what == "gradient":
+        return np.asarray(derivatives @ matrix)
+    rows, columns = np.triu_indices(len(matrix))
+    weight = np.where(rows == columns, 1.0, 2.0**0.5)
+    if what == "outer":
+        scores = derivatives @ matrix
+        return np.asarray(scores[:, rows] * scores[:, columns] * weight)
+    # One large product in place of one small one a record.
+    right = derivatives.reshape(-1, len(matrix)) @ matrix
+    left = right.reshape(derivatives.shape).transpose(0, 2, 1).reshape(-1, len(matrix)) @ matrix
+    return np.asarray(-left.reshape(derivatives.shape)[:, rows, columns] * weight)
+
+
 def triangle_to_matrix(triangle: np.ndarray, dim: int) -> np.ndarray:
     """Symmetric matrix from the layout above."""
     rows, columns = np.triu_indices(dim)
