@@ -10,11 +10,10 @@ from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
 from sfumato.model.derivatives import triangle_to_matrix
-from sfumato.planner.belief import mean_information, positive, prior_precision, safe_inverse
+from sfumato.planner.belief import hessian_tells, mean_information, positive, prior_precision, safe_inverse
 from sfumato.planner.centre import summit
 
 _BENDS = 4.0  # factor by which a step may change the information along it
-_KINKED = 0.3  # information over outer products on made-up records, where it is less the program has kinks
 _FAR = 6.0  # posterior standard deviations, root mean square: from further away a gradient says nothing of the mode
 _BENT = 0.25  # of the noise: a Newton step may miss by so much, because the log posterior is no parabola, and still be heard
 _MAX_MOVE = 3.0  # in prior standard deviations: no single noisy step may leave the region the prior believes in
@@ -169,8 +168,7 @@ def information_kind(model: Model, domain: Mapping[str, Domain], theta: np.ndarr
         return "information"
     batch = synthetic.uniform(model, domain, theta)
     hessian, outer = (_mean(model, what, theta, batch) for what in ("information", "outer"))
-    white = np.linalg.inv(np.linalg.cholesky(positive(outer)))
-    return "information" if np.linalg.eigvalsh(white @ hessian @ white.T)[0] > _KINKED else "outer"
+    return "information" if hessian_tells(hessian, outer) else "outer"
 
 
 def combine_scores(

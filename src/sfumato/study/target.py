@@ -21,6 +21,7 @@ from sfumato.kernel import AUTO, Kernel, Kind, ReferenceLangevin, asks_first, ki
 from sfumato.model import Model, from_numpyro
 from sfumato.model.base import input_spec
 from sfumato.model.program import digest
+from sfumato.model.recentred import recentred
 from sfumato.model.trials import as_model_input, check_densities
 from sfumato.model.whole import check_whole
 from sfumato.tools.quick_jit import quick_jit
@@ -166,9 +167,9 @@ def make_study(
     checked = check_record_domain(domain)
     if isinstance(model, Model):
         check_densities(model, checked)
-        program = _Program(repr(_plain(checked)), model, checked, own=model)
+        program = _Program(repr(_plain(checked)), recentred(model, checked), checked, own=model)
     else:
-        program = _program(from_numpyro(model, checked), checked)
+        program = _program(recentred(from_numpyro(model, checked), checked), checked)
     check_whole(program.model, checked)
     if not from_the_model:
         return Study(_first(program), checked, bounds_for(_first(program), checked, sensitivity))
