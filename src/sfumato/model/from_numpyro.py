@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +21,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers, primitives, validation_enabled
 from numpyro.distributions import biject_to
 
-from sfumato.domain import Domain
+from sfumato.domain import Domain, joined
 from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
 from sfumato.model.robust import with_weight
@@ -62,6 +62,7 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
         culprit.
     """
     columns = _match_columns(model, domain)
+    model = _on_joined(model, domain)
     probe = synthetic_batch({name: domain[name] for name in columns}, _PROBE, np.random.default_rng(0))
     with _told(model), jax.enable_x64(True):
         first = _prototype(model, probe, 0)
@@ -76,6 +77,18 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
         kinds = {name: _kind(site["fn"]) for name, site in first.items() if site["type"] == "sample"}
         _check_records_are_separate(built, model, first, found, {name: domain[name] for name in columns}, kinds)
         return with_weight(built, domain)
+
+
+def _on_joined(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Callable[..., Any]:
+    """The model of records whose columns are cut to those that they never exceed."""
+    if not any(column.at_most for column in domain.values()):
+        return model
+
+    @wraps(model)
+    def cut(**record: Array) -> Any:
+        return model(**joined(domain, record))
+
+    return cut
 
 
 @contextmanager
