@@ -46,12 +46,19 @@ class Climber:
         if self.reals:
             which = jnp.concatenate([jax.lax.top_k(sign * met, CLIMBED)[1] for sign in (1.0, -1.0)])
             sign = jnp.repeat(jnp.array([1.0, -1.0]), CLIMBED)
-            moved = {name: column[which] for name, column in records.items()}
-            for _ in range(STEPS):
-                moved, values = jax.vmap(lambda s, r: self.step(lambda x: s * scalar(x), r))(sign, moved)
-                low, high = jnp.minimum(low, jnp.min(sign * values)), jnp.maximum(high, jnp.max(sign * values))
+            start = {name: jnp.asarray(column)[which] for name, column in records.items()}
+            reached = jax.vmap(lambda s, r: self.climb(lambda x: s * scalar(x), r)[1])(sign, start)
+            low, high = jnp.minimum(low, jnp.min(sign * reached)), jnp.maximum(high, jnp.max(sign * reached))
         room = MARGIN * (high - low)
         return low - room, high + room
+
+    def climb(self, value: Callable[..., Array], record: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+        """Move one record on `STEPS` times; where it ends, and its value there. A loop: one step is compiled."""
+
+        def once(_: Array, held: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+            return self.step(value, held[0])
+
+        return jax.lax.fori_loop(0, STEPS, once, (dict(record), value(record)))
 
     def step(self, value: Callable[..., Array], record: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
         """Move one record's real columns towards the corner that the slope points to; stay where that is no further."""
@@ -66,10 +73,11 @@ class Climber:
         tried = [reals] + [
             reals | {k: (1 - part) * reals[k] + part * corner[k] for k in moving} for moving in movers for part in PARTS
         ]
-        values = jnp.stack([value(fixed | r) for r in tried])
+        stacked = {k: jnp.stack([r[k] for r in tried]) for k in reals}
+        values = jax.vmap(lambda r: value(fixed | r))(stacked)  # compiled once for all that are tried
         # The record itself may have no finite value: then it stays, and its value is what it is.
         best = jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
-        return fixed | {k: jnp.stack([r[k] for r in tried])[best] for k in reals}, values[best]
+        return fixed | {k: column[best] for k, column in stacked.items()}, values[best]
 
 
 def mixed(domain: Mapping[str, Domain], rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:

@@ -39,7 +39,7 @@ import numpy as np
 from sfumato.bounds import synthetic
 from sfumato.bounds.balls import Balls, Kinds, diameter, enclosing
 from sfumato.bounds.body import Body
-from sfumato.bounds.climbing import STEPS, Climber, joined, mixed
+from sfumato.bounds.climbing import Climber, joined, mixed
 from sfumato.bounds.gradients import GUARD, GradientSet
 from sfumato.bounds.interval import Array
 from sfumato.bounds.reach import Search
@@ -350,9 +350,7 @@ class SearchedReference:
                 return matrix.T @ jax.grad(self._model.log_likelihood)(centre, record)
 
             def one(record: Mapping[str, Array]) -> Array:
-                for _ in range(STEPS):
-                    record, _ = self._climber.step(lambda r: jnp.sum((white(r) - middle) ** 2), record)
-                return white(record)
+                return white(self._climber.climb(lambda r: jnp.sum((white(r) - middle) ** 2), record)[0])
 
             return jax.lax.map(one, dict(batch), batch_size=256)
 
