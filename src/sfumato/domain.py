@@ -414,7 +414,8 @@ class Integers(Box):
     shape
         Shape of one record's value; one number by default.
     at_most
-        Name of another column that one number never exceeds: successes of so many trials are ``Integers(0, 10, at_most="trials")``.
+        Name of another column that one number never exceeds: successes of so many trials are ``Integers(0, 10,
+        at_most="trials")``.
     """
 
     kind: ClassVar[str] = "integers"
@@ -452,7 +453,9 @@ class Integers(Box):
 
 def _column(at_most: Any) -> str | None:
     if at_most is not None and not isinstance(at_most, str):
-        raise InvalidInput(f"at_most must be the name of another column, got {at_most!r:.60}; a number belongs in upper=.")
+        raise InvalidInput(
+            f"at_most must be the name of another column, got {at_most!r:.60}; a number belongs in upper=."
+        )
     return at_most
 
 
@@ -633,13 +636,15 @@ class Ellipsoid(Domain):
         )  # fmt: skip
         if middle.ndim != 1 or not middle.size or matrix.shape != (middle.size, middle.size):
             raise InvalidInput(
-                f"an Ellipsoid needs a centre of d numbers and a covariance of d x d, got shapes {middle.shape} and {matrix.shape}; "
+                f"an Ellipsoid needs a centre of d numbers and a covariance of d x d, got shapes {middle.shape} and "
+                f"{matrix.shape}; "
                 "write Ellipsoid([0, 0], [[1, 0.8], [0.8, 1]], 4.0)."
             )
         values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
         if not np.allclose(matrix, matrix.T, rtol=1e-9) or values[0] <= 1e-12 * values[-1]:
             raise InvalidInput(
-                f"the covariance of an Ellipsoid must be symmetric and positive, and its eigenvalues are {values.tolist()!r:.120}; "
+                f"the covariance of an Ellipsoid must be symmetric and positive, and its eigenvalues are "
+                f"{values.tolist()!r:.120}; "
                 "leave out columns that follow from others."
             )
         if length.ndim or not length > 0:
@@ -723,7 +728,10 @@ class Ellipsoid(Domain):
         """Draw points of its surface."""
         normal = rng.standard_normal((size, self.size))
         squares, directions = self._axes
-        return np.asarray(self.centre) + (normal / np.linalg.norm(normal, axis=1, keepdims=True) * np.sqrt(squares)) @ directions.T
+        return (
+            np.asarray(self.centre)
+            + (normal / np.linalg.norm(normal, axis=1, keepdims=True) * np.sqrt(squares)) @ directions.T
+        )
 
     def corners(self) -> np.ndarray:
         """The ends of its axes."""
@@ -786,11 +794,13 @@ def _check_pair(name: str, column: Domain, domain: Mapping[str, Domain]) -> None
         )
     if other.at_most is not None:
         raise InvalidInput(
-            f"domain[{name!r}] is at most {column.at_most!r}, which has an at_most= of its own; declare one such bound for a pair."
+            f"domain[{name!r}] is at most {column.at_most!r}, which has an at_most= of its own; declare one such bound for a "
+            f"pair."
         )
     if other.lo < column.lo or (column.discrete and not other.discrete):
         raise InvalidInput(
-            f"domain[{name!r}] starts at {column.lo:g} and is at most {column.at_most!r}, which {other.brief} lets be less, or no "
+            f"domain[{name!r}] starts at {column.lo:g} and is at most {column.at_most!r}, which {other.brief} lets be less, "
+            f"or no "
             f"whole number; raise the lower bound of {column.at_most!r}."
         )
 

@@ -66,7 +66,9 @@ def test_both_forms_are_one_model_then():
         terms = [jax.vmap(m.log_likelihood, (None, 0))(theta, records) for m in (here, there)]
         assert np.allclose(*terms, atol=1e-12)
         z = (theta[2:] - theta[0]) / jnp.exp(theta[1])
-        assert np.allclose(here.constrain(theta)["z"], z) and np.allclose(here.unconstrain(here.constrain(theta)), theta)
+        assert np.allclose(here.constrain(theta)["z"], z) and np.allclose(
+            here.unconstrain(here.constrain(theta)), theta
+        )
         plain = built(non_centred)
         assert np.allclose(here.sample_prior(jax.random.key(2))[:2], plain.sample_prior(jax.random.key(2))[:2])
     assert unspoken(here, DOMAIN).tolist() == unspoken(there, DOMAIN).tolist() == [True, True, *[False] * 5]

@@ -101,7 +101,12 @@ def test_columns_that_do_not_go_together_are_named_and_the_way_out_is_one():
 def test_a_column_that_never_exceeds_another_is_declared_so_and_drawn_so():
     domain = {"k": sf.Integers(0, 10, at_most="m"), "m": sf.Integers(1, 20)}
     model = from_numpyro(successes(lambda k, m: m), domain)
-    assert sf.plan(successes(lambda k, m: m), n=20_000, domain=domain, epsilon=2.0, delta=1e-6, kernel="guided").forecast_ess > 1
+    assert (
+        sf.plan(
+            successes(lambda k, m: m), n=20_000, domain=domain, epsilon=2.0, delta=1e-6, kernel="guided"
+        ).forecast_ess
+        > 1
+    )
     with jax.enable_x64(True):
         made_up = synthetic.uniform(model, domain, np.array([0.4]), 512)
         above = model.log_likelihood(jnp.array([0.4]), {"k": jnp.asarray(9), "m": jnp.asarray(4)})

@@ -425,7 +425,7 @@ class BestReference:
         return found if TIGHT * found.gradients.diameter**2 < proven.gradients.diameter**2 else proven
 
     def _widths(self, centre: np.ndarray, matrix: np.ndarray, proven: Proven) -> tuple[float, float]:
-        """Proven width of the second query for a few ordinary moves, and what made-up records are found to need: root mean squares."""
+        """Width of the second query for a few ordinary moves, proven and needed by made-up records: root mean squares."""
         rng, dim = np.random.default_rng(5), len(centre)
         x = rng.standard_normal((TRIED_MOVES, dim))
         x_prop = (1 - TRIED_STEP / 2) * x + TRIED_STEP**0.5 * rng.standard_normal((TRIED_MOVES, dim))
@@ -440,7 +440,9 @@ class BestReference:
     @cached_property
     def _ranges(self) -> Callable[..., Any]:
         def ranges(anchor: Anchor, here: Array, there: Array) -> Any:
-            return jax.lax.map(lambda pair: self._proven.range(anchor, *pair, jnp.zeros_like(pair[0])), (here, there))
+            return jax.lax.map(
+                lambda pair: self._proven.range(anchor, pair[0], pair[1], jnp.zeros_like(pair[0])), (here, there)
+            )
 
         return quick_jit(ranges)
 

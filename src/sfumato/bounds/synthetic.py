@@ -179,7 +179,7 @@ def observed_columns(model: Model, theta: np.ndarray, batch: Batch) -> dict[str,
     return found
 
 
-def _observed_in(model: Model, theta: np.ndarray, record: Mapping[str, Any]) -> dict[str, int]:
+def _observed_in(model: Model, theta: np.ndarray, record: dict[str, Any]) -> dict[str, int]:
     values_at = compiled.observed_values(model)
     found: dict[str, int] = {}
     for position, value in enumerate(values_at(jax.device_put(theta), record)):

@@ -1,8 +1,9 @@
 """NumPyro models in: trace on synthetic records, tell what each site is (`roles`), hand out pure functions.
 
-The vault can answer for models of one shape: global latent variables, and observed sites that give every record a term of its own.
-How that is written is the user's business: plates over records, groups or features, or none. What makes one record's term depend
-on other people's records, or needs a real parameter per person, is refused here, by the name of the site that is the matter.
+The vault can answer for models of one shape: global latent variables, and observed sites that give every record a term of
+its own. How that is written is the user's business: plates over records, groups or features, or none. What makes one
+record's term depend on other people's records, or needs a real parameter per person, is refused here, by the name of the
+site that is the matter.
 """
 
 import hashlib
@@ -143,7 +144,8 @@ def _match_columns(model: Callable[..., Any], domain: Mapping[str, Domain]) -> t
     required = {p.name for p in parameters if p.name in named and p.default is p.empty}
     if missing := required - set(domain):
         raise InvalidModel(
-            f"the model takes {sorted(missing)}, which the domain does not declare; add them to domain=, or fix what is no column: "
+            f"the model takes {sorted(missing)}, which the domain does not declare; add them to domain=, or fix what is no "
+            f"column: "
             f"functools.partial(model, {sorted(missing)[0]}=...)."
         )
     if (extra := set(domain) - named) and not takes_any:
@@ -225,7 +227,9 @@ def _build(
         return sum((jnp.sum(term) for term in jacobians + densities), jnp.zeros((), theta.dtype))
 
     def observed(theta: Array, record: Record) -> list[Observation]:
-        return [_observation(name, site) for name, site in run(theta, _single(record), {}).items() if name in found.terms]
+        return [
+            _observation(name, site) for name, site in run(theta, _single(record), {}).items() if name in found.terms
+        ]
 
     record_terms = _Terms(lambda theta, record, state: run(theta, _single(record), state), trace, found)
     leading = all(_leads(trace[name], axis) for name, axis in found.terms.items())
@@ -234,10 +238,7 @@ def _build(
     def log_likelihood(theta: Array, record: Record) -> Array:
         if found.summed:
             return record_terms.log_sum(theta, record)
-        total: Array = 0.0
-        for factor in observed(theta, record):
-            total += jnp.sum(_density(*factor))
-        return total
+        return _total(observed(theta, record))
 
     def sample_prior(key: Array) -> Array:
         drawn = _traced(handlers.seed(model, key), stand_in)
@@ -254,6 +255,13 @@ def _build(
         observations=observations,
         source=_source(model),
     )
+
+
+def _total(factors: list[Observation]) -> Array:
+    total: Array = 0.0
+    for factor in factors:
+        total += jnp.sum(_density(*factor))
+    return total
 
 
 def _single(record: Record) -> dict[str, Array]:

@@ -1,16 +1,16 @@
 r"""Non-centred hierarchies, in the coordinates of the centred ones: what a user writes for NUTS need not cost a private chain.
 
-A non-centred model has :math:`z\sim N(0, 1)` and an effect :math:`\alpha = \mu + \sigma z` that records speak of. Records then speak of
-mu, sigma and z all at once, the posterior is a curved ridge, and nothing moves for free. So theta is laid out with :math:`\alpha` in
-the place of z. The posterior is the same,
+A non-centred model has :math:`z\sim N(0, 1)` and an effect :math:`\alpha = \mu + \sigma z` that records speak of. Records
+then speak of mu, sigma and z all at once, the posterior is a curved ridge, and nothing moves for free. So theta is laid out with
+:math:`\alpha` in the place of z. The posterior is the same,
 
 .. math:: \log\eta(\mu,\sigma,\alpha) = \log\eta(\mu,\sigma,z) - \sum_i\log\lvert\sigma_i\rvert,
 
 and so is what users see: `constrain` gives z back. But now no record speaks of mu and sigma (`spoken`).
 
 Such an effect is found in the program of one record's log-likelihood: a value made of parameters alone, that moves with one site
-entry by entry and in proportion, and through which alone the likelihood reads that site. It is taken if the likelihood then reads fewer
-coordinates.
+entry by entry and in proportion, and through which alone the likelihood reads that site. It is taken if the likelihood then
+reads fewer coordinates.
 
 References
 ----------
@@ -122,7 +122,8 @@ def _find(model: Model, domain: Mapping[str, Domain]) -> _Effect | None:
 
 def _of_parameters(program: Any, theta: Any) -> list[Any]:
     """Values that are made of theta alone, records left out, in the order in which they are computed."""
-    known, found = {theta}, []
+    known = {theta}
+    found: list[Any] = []
     for equation in program.eqns:
         given = [v for v in equation.invars if not hasattr(v, "val")]
         if given and all(v in known or v in program.constvars for v in given) and any(v in known for v in given):

@@ -1,8 +1,8 @@
 """What each site of a NumPyro model is to the records: read off two traces, of different numbers of records.
 
 Users write models with plates over the records, over groups and over features, or with no plate at all. What matters is not how a
-site is written but what it is: a *latent* variable that all records share; a *term* of the records, which is a sum of one number for
-each; a discrete variable of each record, which is *summed over*; or a part of the *prior*, which no record touches.
+site is written but what it is: a *latent* variable that all records share; a *term* of the records, which is a sum of one
+number for each; a discrete variable of each record, which is *summed over*; or a part of the *prior*, which no record touches.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,9 @@ class Roles(NamedTuple):
         return [name for name, site in trace.items() if site["type"] == "sample" and name not in others]
 
 
-def roles(first: Trace, second: Trace, sizes: tuple[int, int], looks: Callable[[list[str]], Mapping[str, bool]]) -> Roles:
+def roles(
+    first: Trace, second: Trace, sizes: tuple[int, int], looks: Callable[[list[str]], Mapping[str, bool]]
+) -> Roles:
     """Tell what every site is, or refuse the model by the name of the site that does not fit.
 
     Parameters
@@ -58,7 +60,8 @@ def roles(first: Trace, second: Trace, sizes: tuple[int, int], looks: Callable[[
     for name, site in first.items():
         if site["type"] == "param":
             raise InvalidModel(
-                f"site {name!r} is a numpyro.param, which has no prior; make it a numpyro.sample. (LocScaleReparam makes one unless "
+                f"site {name!r} is a numpyro.param, which has no prior; make it a numpyro.sample. (LocScaleReparam makes one "
+                f"unless "
                 "it is told centered=0.)",
                 site=name,
             )
@@ -94,7 +97,8 @@ def _plates_over_records(first: Trace, second: Trace, sizes: tuple[int, int]) ->
         again = second[name]["args"][0] if name in second else size
         if subsample not in (None, size):
             raise InvalidModel(
-                f"plate {name!r} must run over all of its members: it has size {size}, subsample {subsample}. Leave subsample_size "
+                f"plate {name!r} must run over all of its members: it has size {size}, subsample {subsample}. Leave "
+                f"subsample_size "
                 "out: every step looks at all records in any case.",
                 site=name,
             )
@@ -112,7 +116,8 @@ def _plates_over_records(first: Trace, second: Trace, sizes: tuple[int, int]) ->
 def _shared(name: str, site: Mapping[str, Any]) -> str:
     if site["fn"].support.is_discrete:
         raise InvalidModel(
-            f"site {name!r} is a discrete latent variable that all records share, and a chain moves real numbers. Fit the model once "
+            f"site {name!r} is a discrete latent variable that all records share, and a chain moves real numbers. Fit the "
+            f"model once "
             "for each of its values, or replace it by a probability (a Dirichlet or Beta weight of each case).",
             site=name,
         )
@@ -126,13 +131,16 @@ def _each(name: str, site: Mapping[str, Any]) -> str:
         if site["fn"].has_enumerate_support and not site["fn"].event_shape and one:
             return name
         raise InvalidModel(
-            f"site {name!r} is a discrete latent variable of each record, and is summed over only if it is one number with a short list of "
+            f"site {name!r} is a discrete latent variable of each record, and is summed over only if it is one number with a "
+            f"short list of "
             "values; use a distribution that has it summed out, such as dist.NegativeBinomial2 or dist.ZeroInflatedPoisson.",
             site=name,
         )
     raise InvalidModel(
-        f"site {name!r} is a latent variable inside the plate: one for each record. Only global latent variables can be inferred; "
-        "integrate it out (dist.StudentT or dist.NegativeBinomial2 for a random scale or rate, dist.MixtureSameFamily for a class, "
+        f"site {name!r} is a latent variable inside the plate: one for each record. Only global latent variables can be "
+        f"inferred; "
+        "integrate it out (dist.StudentT or dist.NegativeBinomial2 for a random scale or rate, dist.MixtureSameFamily for a "
+        "class, "
         "the sum of variances for a normal effect) or move it out of the plate.",
         site=name,
     )
@@ -163,7 +171,8 @@ def _axis(name: str, first: Trace, second: Trace, sizes: tuple[int, int], over: 
         return None
     if len(changed) > 1 or (one[changed[0]], other[changed[0]]) != sizes:
         raise InvalidModel(
-            f"observed site {name!r} must give one log-density per record, got shape {one} for {sizes[0]} records and {other} for "
+            f"observed site {name!r} must give one log-density per record, got shape {one} for {sizes[0]} records and {other} "
+            f"for "
             f"{sizes[1]}; use .to_event(...) for vector-valued observations.",
             site=name,
         )
@@ -180,12 +189,14 @@ def _refuse_without_terms(trace: Trace, over: set[str]) -> None:
     ]
     if fixed:
         raise InvalidModel(
-            f"a model must have an observed site that looks at the records, and plate {fixed[0].name!r} has {fixed[0].size} members "
+            f"a model must have an observed site that looks at the records, and plate {fixed[0].name!r} has {fixed[0].size} "
+            f"members "
             f"whatever the records are. Write numpyro.plate({fixed[0].name!r}, y.shape[0]), and obs=y there.",
             site=fixed[0].name,
         )
     raise InvalidModel(
-        "a model must have an observed site that looks at the records; pass obs= to one of its sample sites, or add a numpyro.factor "
+        "a model must have an observed site that looks at the records; pass obs= to one of its sample sites, or add a "
+        "numpyro.factor "
         "of the records."
     )
 

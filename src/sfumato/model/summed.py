@@ -24,12 +24,13 @@ MOST_COMPONENTS = 16
 
 def states(trace: Mapping[str, Any], summed: list[str]) -> dict[str, np.ndarray]:
     """Every joint value of the variables of one record, as columns that run in parallel."""
-    values = []
+    values: list[np.ndarray] = []
     for name in summed:
         listed = np.ravel(np.asarray(trace[name]["fn"].enumerate_support(expand=False)))
         if len(set(listed.tolist())) * max(map(len, values), default=1) > MOST_STATES:
             raise InvalidModel(
-                f"site {name!r} is a discrete latent variable of each record, and can be summed over only if all of them together "
+                f"site {name!r} is a discrete latent variable of each record, and can be summed over only if all of them "
+                f"together "
                 f"have at most {MOST_STATES} values; marginalise it out of the model.",
                 site=name,
             )
@@ -37,7 +38,8 @@ def states(trace: Mapping[str, Any], summed: list[str]) -> dict[str, np.ndarray]
     joint = list(itertools.product(*values))
     if len(joint) > MOST_STATES:
         raise InvalidModel(
-            f"the discrete latent variables of each record, {summed}, have {len(joint)} values together, and can be summed over only "
+            f"the discrete latent variables of each record, {summed}, have {len(joint)} values together, and can be summed "
+            f"over only "
             f"if these are at most {MOST_STATES}; marginalise them out of the model.",
             site=summed[0],
         )

@@ -64,7 +64,7 @@ def mean_information(model: Model, theta: np.ndarray, batch: Mapping[str, Any]) 
 
 
 def fisher_information(model: Model, theta: np.ndarray, batch: Mapping[str, Any]) -> np.ndarray:
-    """Average information of one record: the mean hessian, or outer products of scores where second derivatives do not tell it."""
+    """Average information of one record: the mean hessian, or outer products of scores where that does not tell it."""
     hessian = np.asarray(compiled.information(model)(jax.device_put(theta), dict(batch)))
     scores = np.asarray(compiled.scores(model)(jax.device_put(theta), dict(batch)))
     scores = scores[np.isfinite(scores).all(axis=1)]
@@ -89,7 +89,9 @@ def hessian_tells(hessian: np.ndarray, outer: np.ndarray) -> bool:
     bent = vectors.T @ (hessian / np.outer(unit, unit)) @ vectors
     root = np.sqrt(values[heard])
     silent = np.abs(bent[np.ix_(~heard, ~heard)]).max(initial=0.0)
-    return silent <= _NOTHING and float(np.linalg.eigvalsh(bent[np.ix_(heard, heard)] / np.outer(root, root))[0]) > _KINKED
+    return (
+        silent <= _NOTHING and float(np.linalg.eigvalsh(bent[np.ix_(heard, heard)] / np.outer(root, root))[0]) > _KINKED
+    )
 
 
 def prior_precision(model: Model, theta: np.ndarray) -> np.ndarray:

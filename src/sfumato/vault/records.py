@@ -358,7 +358,8 @@ def _check_joined(arrays: dict[str, np.ndarray], domain: Mapping[str, Domain], o
             most = arrays[column.at_most][part]
             if outside == "refuse" and np.any(arrays[name][part] > most):
                 raise InvalidData(
-                    f"column {name!r} has records above {column.at_most!r}, which its domain says it never exceeds; widen the domain, "
+                    f"column {name!r} has records above {column.at_most!r}, which its domain says it never exceeds; widen the "
+                    f"domain, "
                     'or say outside="clamp" to cut them to it.'
                 )
             arrays[name][part] = np.minimum(arrays[name][part], most)
