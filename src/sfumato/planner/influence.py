@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sfumato.bounds import synthetic
-from sfumato.bounds.reach import Pair, Search
+from sfumato.bounds.reach import Search
 from sfumato.domain import Domain, Integers, Interval
 from sfumato.errors import SfumatoError
 from sfumato.model.robust import robustly
@@ -49,12 +49,13 @@ class Influence:
 
     @property
     def price(self) -> str:
-        """The pair, in words: columns that both have alike are left out."""
-        differ = [name for name in self.one if not np.array_equal(self.one[name], self.other[name])]
-        one, other = (
-            ", ".join(f"{name} = {_short(record[name])}" for name in differ) for record in (self.one, self.other)
+        """The pair, in words."""
+        alike = [name for name in self.one if np.array_equal(self.one[name], self.other[name])]
+        one, other, both = (
+            ", ".join(f"{name} = {_short(record[name])}" for name in record if (name in alike) == same)
+            for record, same in ((self.one, False), (self.other, False), (self.one, True))
         )
-        return f"{one} in place of {other}"
+        return f"{one} in place of {other}" + (f", both with {both}" if both else "")
 
     @property
     def cure(self) -> str:
@@ -94,9 +95,7 @@ def influence(
     root = np.linalg.cholesky(belief.covariance)
     pair = Search(model, [domain]).pair("gradient", belief.centre, root)
     now = mu**2 / max(pair.distance**2, 1e-300)
-    tried = [
-        _way(words, partial(limit_ess, model, other, belief, mu)) for words, other in _narrower(study, belief, pair)
-    ]
+    tried = [_way(words, partial(limit_ess, model, other, belief, mu)) for words, other in _narrower(study, belief)]
     if weak and model.loss is None:
         tried.append(_way(f"sf.robust at beta = {BETA:g}", lambda: _robust_limit(study, belief, n, mu, example)))
     ways = [Way(words, share * limit) for words, limit in tried if limit > WORTH * now]
@@ -111,21 +110,14 @@ def _way(words: str, limit: Callable[[], float]) -> tuple[str, float]:
         return words, 0.0
 
 
-def _narrower(study: Study, belief: Belief, pair: Pair) -> list[tuple[str, dict[str, Domain]]]:
+def _narrower(study: Study, belief: Belief) -> list[tuple[str, dict[str, Domain]]]:
     """Domains with one column narrower: an outcome where all but few of the model's lie, a covariate about its middle."""
     model, domain = study.model, study.domain
     made_up = synthetic.uniform(model, domain, belief.centre)
     outcomes = synthetic.observed_columns(model, belief.centre, made_up)
     found = []
     for name, d in domain.items():
-        if (
-            not d.separable
-            or d.nominal
-            or d.shape
-            or d.at_most
-            or float(d.hi - d.lo) <= 1
-            or pair.one[name] == pair.other[name]
-        ):
+        if not d.separable or d.nominal or d.shape or d.at_most or float(d.hi - d.lo) <= 1:
             continue
         low, high = float(d.lo), float(d.hi)
         if name in outcomes:
