@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sfumato.analysis.result import Run, StopReason, load
     from sfumato.auditor import Audit, audit
     from sfumato.bounds import Clip, Lipschitz, Range
-    from sfumato.domain import Ball, Binary, Box, Categories, Integers, Interval
+    from sfumato.domain import Ball, Binary, Box, Categories, Ellipsoid, Integers, Interval
     from sfumato.model import Model, from_pymc
     from sfumato.model.robust import robust
     from sfumato.owners.bundle import Bundle, release
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Audit": "auditor", "audit": "auditor", "Bundle": "owners.bundle", "release": "owners.bundle",
     "connect": "owners.remote",
-    "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain", "Integers": "domain", "Interval": "domain",
+    "Ball": "domain", "Binary": "domain", "Box": "domain", "Categories": "domain",
+    "Ellipsoid": "domain", "Integers": "domain", "Interval": "domain",
     "Model": "model", "from_pymc": "model", "Owner": "owners.owner", "Plan": "planner", "RayTable": "vault.ray_table",
     "Estimate": "analysis.estimate", "estimate": "run.estimating",
     "Run": "analysis.result", "StopReason": "analysis.result", "load": "analysis.result",
@@ -53,6 +54,7 @@ __all__ = [
     "Bundle",
     "Categories",
     "Clip",
+    "Ellipsoid",
     "Estimate",
     "Integers",
     "Interval",

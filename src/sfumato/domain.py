@@ -14,6 +14,7 @@ Nothing here looks at data as a whole: `contains` and `clamp` act on each record
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import index
 from typing import Any, ClassVar, Final, TypeAlias, cast
 
@@ -34,6 +35,7 @@ TOLERANCE = 1e-6
 """A record may lie outside by this share of the domain's size: `clamp` rounds, and the vault clamps terms."""
 MAX_CORNERS_DIM = 12
 """Largest box whose corners are listed: 2^11 of them, up to sign."""
+_NEWTON = 16  # steps to the nearest point of an ellipsoid
 _FAR = 1e3  # times the domain's own width: the nearest point of the domain to what is so far away is an extreme one
 
 
@@ -94,6 +96,8 @@ class Domain:
         Whether its numbers are codes, without order or distance.
     labels
         What codes stand for in a raw column, if not for themselves.
+    at_most
+        Another column that this one never exceeds, in any record (`joined`).
     """
 
     kind: ClassVar[str]
@@ -101,6 +105,7 @@ class Domain:
     separable: ClassVar[bool] = False
     nominal: ClassVar[bool] = False
     labels: tuple[Any, ...] | None = None
+    at_most: str | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -373,12 +378,21 @@ class Box(Domain):
 
 
 class Interval(Box):
-    """One real number between `lower` and `upper`."""
+    """One real number between `lower` and `upper`.
+
+    Parameters
+    ----------
+    lower, upper
+        Bounds.
+    at_most
+        Name of another column that this one never exceeds.
+    """
 
     kind: ClassVar[str] = "interval"
 
-    def __init__(self, lower: float, upper: float) -> None:
+    def __init__(self, lower: float, upper: float, at_most: str | None = None) -> None:
         super().__init__(lower, upper, shape=())
+        object.__setattr__(self, "at_most", _column(at_most))
 
     @property
     def brief(self) -> str:
@@ -387,16 +401,27 @@ class Interval(Box):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""
-        return {"kind": self.kind, "lower": self.lower, "upper": self.upper}
+        return {"kind": self.kind, "lower": self.lower, "upper": self.upper} | _said(self.at_most)
 
 
 class Integers(Box):
-    """One whole number between `lower` and `upper`, both included; or an array of them, of the given shape."""
+    """One whole number between `lower` and `upper`, both included; or an array of them, of the given shape.
+
+    Parameters
+    ----------
+    lower, upper
+        Bounds.
+    shape
+        Shape of one record's value; one number by default.
+    at_most
+        Name of another column that one number never exceeds: successes of so many trials are ``Integers(0, 10,
+        at_most="trials")``.
+    """
 
     kind: ClassVar[str] = "integers"
     discrete: ClassVar[bool] = True
 
-    def __init__(self, lower: int, upper: int, shape: Sequence[int] | int = ()) -> None:
+    def __init__(self, lower: int, upper: int, shape: Sequence[int] | int = (), at_most: str | None = None) -> None:
         ends = _finite("the lower bound", lower), _finite("the upper bound", upper)
         if any(end.ndim or end != np.round(end) for end in ends):
             raise InvalidInput(
@@ -408,6 +433,11 @@ class Integers(Box):
                 f"{lower} and {upper}; rescale the column."
             )
         super().__init__(*ends, shape=shape)
+        if at_most is not None and self.shape:
+            raise InvalidInput(
+                f"at_most= is for a column of one number, got shape {self.shape}; declare its entries as columns of their own."
+            )
+        object.__setattr__(self, "at_most", _column(at_most))
 
     @property
     def brief(self) -> str:
@@ -418,7 +448,19 @@ class Integers(Box):
     def to_dict(self) -> dict[str, Any]:
         """Plain description, as written in `study.toml`."""
         ends = {"kind": self.kind, "lower": int(np.min(self.lo)), "upper": int(np.max(self.hi))}
-        return ends | ({"shape": list(self.shape)} if self.shape else {})
+        return ends | ({"shape": list(self.shape)} if self.shape else {}) | _said(self.at_most)
+
+
+def _column(at_most: Any) -> str | None:
+    if at_most is not None and not isinstance(at_most, str):
+        raise InvalidInput(
+            f"at_most must be the name of another column, got {at_most!r:.60}; a number belongs in upper=."
+        )
+    return at_most
+
+
+def _said(at_most: str | None) -> dict[str, Any]:
+    return {} if at_most is None else {"at_most": at_most}
 
 
 class Binary(Integers):
@@ -567,6 +609,141 @@ class Ball(Domain):
         return {"kind": self.kind, "radius": self.radius, "dim": self.dim}
 
 
+@dataclass(frozen=True, eq=False)
+class Ellipsoid(Domain):
+    r"""All vectors with :math:`(x - c)^\top C^{-1} (x - c) \le r^2`: columns that hang together.
+
+    A box around correlated columns has corners where nobody is, and everybody pays for them.
+
+    Parameters
+    ----------
+    centre
+        c, public.
+    covariance
+        C, a positive matrix that says which way the columns go together; public, never that of the private records.
+    radius
+        r, in standard deviations of C. Of normal records in d dimensions, the root of d plus 3 holds all but one in a thousand.
+    """
+
+    centre: Any
+    covariance: Any
+    radius: float
+    kind: ClassVar[str] = "ellipsoid"
+
+    def __init__(self, centre: Any, covariance: Any, radius: float) -> None:
+        middle, matrix, length = (
+            _finite("the centre", centre), _finite("the covariance", covariance), _finite("the radius", radius)
+        )  # fmt: skip
+        if middle.ndim != 1 or not middle.size or matrix.shape != (middle.size, middle.size):
+            raise InvalidInput(
+                f"an Ellipsoid needs a centre of d numbers and a covariance of d x d, got shapes {middle.shape} and "
+                f"{matrix.shape}; "
+                "write Ellipsoid([0, 0], [[1, 0.8], [0.8, 1]], 4.0)."
+            )
+        values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+        if not np.allclose(matrix, matrix.T, rtol=1e-9) or values[0] <= 1e-12 * values[-1]:
+            raise InvalidInput(
+                f"the covariance of an Ellipsoid must be symmetric and positive, and its eigenvalues are "
+                f"{values.tolist()!r:.120}; "
+                "leave out columns that follow from others."
+            )
+        if length.ndim or not length > 0:
+            raise InvalidInput(f"the radius of an Ellipsoid must be one positive number, got {radius}.")
+        object.__setattr__(self, "centre", middle.tolist())
+        object.__setattr__(self, "covariance", ((matrix + matrix.T) / 2).tolist())
+        object.__setattr__(self, "radius", float(length))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one record's value."""
+        return (len(self.centre),)
+
+    @cached_property
+    def _axes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Squared half-lengths of its axes, and their directions as columns."""
+        values, vectors = np.linalg.eigh(np.asarray(self.covariance))
+        return self.radius**2 * values, vectors
+
+    @property
+    def lo(self) -> np.ndarray:
+        """Lower corner of the box around it."""
+        return np.asarray(self.centre) - self.radius * np.sqrt(np.diag(self.covariance))
+
+    @property
+    def hi(self) -> np.ndarray:
+        """Upper corner of the box around it."""
+        return np.asarray(self.centre) + self.radius * np.sqrt(np.diag(self.covariance))
+
+    def contains(self, values: np.ndarray) -> np.ndarray:
+        """Whether each record lies inside, up to rounding."""
+        squares, directions = self._axes
+        with np.errstate(invalid="ignore", over="ignore"):
+            along = (values.astype(np.float64) - np.asarray(self.centre)) @ directions
+            return (along**2 / squares).sum(axis=-1) <= (1 + TOLERANCE) ** 2
+
+    def clamp(self, values: Array) -> Array:
+        r"""Nearest point: along each axis :math:`x_i s_i/(s_i + \lambda)`, with the multiplier that ends on the surface.
+
+        :math:`1/\lVert x(\lambda)\rVert` is nearly a straight line (More & Sorensen 1983), so Newton's method needs few steps.
+        What is infinite is first cut to where squares of squares are numbers.
+        """
+        xp, kind = namespace(values), values.dtype
+        squares, directions = (part.astype(kind) for part in self._axes)
+        centre = np.asarray(self.centre, kind)
+        far = np.asarray(np.finfo(kind).max ** 0.2, kind)
+        along = (values.clip(-far, far) - centre) @ directions
+        multiplier = xp.zeros_like(along[..., :1])
+        for _ in range(_NEWTON):
+            shrunk = squares + multiplier
+            square = (along**2 * squares / shrunk**2).sum(axis=-1, keepdims=True)
+            slope = (along**2 * squares / shrunk**3).sum(axis=-1, keepdims=True)
+            step = square / xp.maximum(slope, np.finfo(kind).tiny) * (xp.sqrt(square) - 1)
+            multiplier = xp.maximum(multiplier + step, 0)
+        near = along * squares / (squares + multiplier)
+        length = xp.sqrt((near**2 / squares).sum(axis=-1, keepdims=True))
+        return centre + (near / xp.maximum(length, 1)) @ directions.T
+
+    def support(self, direction: Array) -> Array:
+        r"""Support function :math:`c^\top v + r\sqrt{v^\top C v}`."""
+        xp = namespace(direction)
+        square = ((direction @ np.asarray(self.covariance)) * direction).sum(axis=-1)
+        positive = xp.where(square > 0, square, 1.0)  # a root has no slope at zero
+        return direction @ np.asarray(self.centre) + self.radius * xp.where(square > 0, xp.sqrt(positive), 0.0)
+
+    def diameter(self) -> float:
+        """Twice its longest half-axis."""
+        return 2 * float(np.sqrt(self._axes[0][-1]))
+
+    def image_diameter(self, matrix: Array) -> Array:
+        r""":math:`2r\lVert C^{1/2} A\rVert_2`."""
+        squares, directions = self._axes
+        return 2 * namespace(matrix).linalg.norm((np.sqrt(squares)[:, None] * directions.T) @ matrix, 2)
+
+    def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw synthetic records, uniformly over it."""
+        share = rng.uniform(size=(size, 1)) ** (1 / self.size)
+        return np.asarray(self.centre) + share * (self.extremes(rng, size) - np.asarray(self.centre))
+
+    def extremes(self, rng: np.random.Generator, size: int) -> np.ndarray:
+        """Draw points of its surface."""
+        normal = rng.standard_normal((size, self.size))
+        squares, directions = self._axes
+        return (
+            np.asarray(self.centre)
+            + (normal / np.linalg.norm(normal, axis=1, keepdims=True) * np.sqrt(squares)) @ directions.T
+        )
+
+    def corners(self) -> np.ndarray:
+        """The ends of its axes."""
+        squares, directions = self._axes
+        away = (np.sqrt(squares) * directions).T
+        return np.asarray(self.centre) + np.concatenate([away, -away])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain description, as written in `study.toml`."""
+        return {"kind": self.kind, "centre": self.centre, "covariance": self.covariance, "radius": self.radius}
+
+
 def known_kinds() -> dict[str, type[Domain]]:
     """All kinds of domain that were defined, by name."""
     return dict(_KINDS)
@@ -599,4 +776,39 @@ def check_record_domain(domain: Mapping[str, Any]) -> dict[str, Domain]:
             raise InvalidInput(
                 f"domain[{name!r}] must be a domain such as sf.Interval(0, 1), got {type(column).__name__}."
             )
+    for name, column in domain.items():
+        if column.at_most is not None:
+            _check_pair(name, column, domain)
     return dict(domain)
+
+
+# -- columns that go together -----------------------------------------------------------------------------------------
+
+
+def _check_pair(name: str, column: Domain, domain: Mapping[str, Domain]) -> None:
+    other = domain.get(str(column.at_most))
+    if other is None or other is column or other.shape or other.nominal:
+        raise InvalidInput(
+            f"domain[{name!r}] is at most {column.at_most!r}, which must be another column of one number; the domain has "
+            f"{sorted(set(domain) - {name})}."
+        )
+    if other.at_most is not None:
+        raise InvalidInput(
+            f"domain[{name!r}] is at most {column.at_most!r}, which has an at_most= of its own; declare one such bound for a "
+            f"pair."
+        )
+    if other.lo < column.lo or (column.discrete and not other.discrete):
+        raise InvalidInput(
+            f"domain[{name!r}] starts at {column.lo:g} and is at most {column.at_most!r}, which {other.brief} lets be less, "
+            f"or no "
+            f"whole number; raise the lower bound of {column.at_most!r}."
+        )
+
+
+def joined(domain: Mapping[str, Domain], record: Mapping[str, Array]) -> dict[str, Array]:
+    """A record, or many, with every column cut to the one that it never exceeds: what models see."""
+    out = dict(record)
+    for name, column in domain.items():
+        if column.at_most is not None and name in out and column.at_most in out:
+            out[name] = namespace(out[name]).minimum(out[name], out[column.at_most])
+    return out

@@ -1,3 +1,5 @@
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +21,9 @@ DOMAINS = [
     sf.Box(-1, 1, shape=(3,)),
     sf.Box([0, -1], [1, 2]),
     sf.Ball(2.0, dim=3),
+    sf.Ellipsoid([1.0, -2.0], [[4.0, 1.8], [1.8, 1.0]], 2.5),
+    sf.Integers(0, 10, at_most="trials"),
+    sf.Interval(0, 2, at_most="total"),
 ]
 
 
@@ -110,6 +115,21 @@ def test_a_label_that_was_not_declared_is_called_so_and_not_quoted(outside):
         lambda: sf.Categories(2.5),
         lambda: sf.Ball("a", dim=2),
         lambda: sf.Ball(1.0, dim="a"),
+        lambda: sf.Ellipsoid([0, 0], [[1, 0], [0, -1]], 1.0),
+        lambda: sf.Ellipsoid([0, 0], [[1, 1], [1, 1]], 1.0),
+        lambda: sf.Ellipsoid([0, 0], [[1, 0.5], [0.2, 1]], 1.0),
+        lambda: sf.Ellipsoid([0, 0, 0], [[1, 0], [0, 1]], 1.0),
+        lambda: sf.Ellipsoid([0, 0], [[1, 0], [0, 1]], 0.0),
+        lambda: sf.Integers(0, 10, shape=2, at_most="m"),
+        lambda: sf.Integers(0, 10, at_most=5),
+        lambda: check_record_domain({"k": sf.Integers(0, 10, at_most="m")}),
+        lambda: check_record_domain({"k": sf.Integers(0, 10, at_most="k")}),
+        lambda: check_record_domain({"k": sf.Integers(0, 10, at_most="m"), "m": sf.Integers(-1, 10)}),
+        lambda: check_record_domain({"k": sf.Integers(0, 10, at_most="m"), "m": sf.Interval(1, 10)}),
+        lambda: check_record_domain({"k": sf.Integers(0, 10, at_most="m"), "m": sf.Categories(4)}),
+        lambda: check_record_domain(
+            {"k": sf.Integers(0, 5, at_most="m"), "m": sf.Integers(1, 5, at_most="n"), "n": sf.Integers(2, 5)}
+        ),
         lambda: from_dict({"kind": "interval", "lower": "a", "upper": 1}),
         lambda: from_dict({"kind": "box", "lower": [0, 0], "upper": [1, 1], "shape": [3]}),
         lambda: from_dict({"kind": "sphere"}),
@@ -158,3 +178,44 @@ def test_infinite_records_are_outside_also_where_a_bound_is_beyond_the_type():
     values = np.array([np.inf, -np.inf], np.float32)
     assert not domain.contains(values).any()
     assert np.isfinite(domain.clamp(values)).all()
+
+
+LONG = sf.Ellipsoid([1.0, -2.0, 0.0], [[9.0, 2.9, 0.0], [2.9, 1.0, 0.1], [0.0, 0.1, 0.4]], 2.0)
+
+
+def test_the_nearest_point_of_an_ellipsoid_is_the_nearest_also_from_far_away_and_in_float32():
+    rng = np.random.default_rng(3)
+    inside = np.concatenate([LONG.sample(rng, 500), LONG.extremes(rng, 500), LONG.corners()])
+    for spread in (1.0, 30.0, 1e4):
+        away = rng.normal(0, spread, (300, 3))
+        near = LONG.clamp(away)
+        assert LONG.contains(near).all()
+        room = 1e-7 * np.linalg.norm(away - near, axis=1, keepdims=True) + 1e-9
+        assert np.all(np.einsum("id,ijd->ij", away - near, inside[None] - near[:, None]) < room * LONG.diameter())
+        single = LONG.clamp(away.astype(np.float32))
+        assert single.dtype == np.float32 and np.allclose(single, near, atol=1e-3 * LONG.diameter())
+    with jax.enable_x64(True):
+        assert np.allclose(jax.jit(LONG.clamp)(jnp.asarray(away)), near, atol=1e-9)
+        direction = rng.normal(size=3)
+        assert np.allclose(jax.grad(LONG.support)(jnp.asarray(direction)) @ direction, LONG.support(direction))
+    matrix = rng.normal(size=(3, 2))
+    met = inside @ matrix
+    assert np.linalg.norm(met[:, None] - met[None], axis=2).max() <= LONG.image_diameter(matrix) * (1 + 1e-12)
+    assert LONG.image_diameter(matrix) <= 1.05 * np.linalg.norm(met[:, None] - met[None], axis=2).max()
+
+
+PAIR = {"k": sf.Integers(0, 10, at_most="m"), "m": sf.Integers(1, 20)}
+
+
+def test_records_above_the_column_they_never_exceed_are_refused_or_cut(tmp_path):
+    table = {"k": np.array([3, 7, 9]), "m": np.array([3, 5, 12])}
+    with pytest.raises(InvalidData, match="'k' has records above 'm'"):
+        load(table, PAIR)
+    assert load(table, PAIR, outside="clamp").columns["k"].tolist() == [3, 5, 9]
+    assert load(table | {"k": np.array([3, 5, 9])}, PAIR).n == 3
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    with pytest.raises(InvalidData, match="never exceeds"):
+        load(str(tmp_path / "t.parquet"), PAIR)

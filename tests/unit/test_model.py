@@ -72,13 +72,6 @@ def local_latent(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=z), obs=y)
 
 
-def two_plates(x, y):
-    with numpyro.plate("coefficients", 3):
-        b = numpyro.sample("b", dist.Normal(0, 1))
-    with numpyro.plate("records", x.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
-
-
 def subsampled(x, y):
     b = numpyro.sample("b", dist.Normal(0, 1))
     with numpyro.plate("records", x.shape[0], subsample_size=2) as index:
@@ -95,9 +88,23 @@ def nothing_observed(x, y):
     numpyro.sample("b", dist.Normal(0, 1))
 
 
-def observed_outside(x, y):
+def mean_of_the_terms(x, y):
     b = numpyro.sample("b", dist.Normal(0, 1))
-    numpyro.sample("y", dist.Bernoulli(logits=b).expand([x.shape[0]]).to_event(1), obs=y)
+    numpyro.factor("mean", jnp.mean(dist.Bernoulli(logits=b).log_prob(y)))
+
+
+def latent_for_each_cell(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("records", x.shape[0], dim=-2), numpyro.plate("entries", 3, dim=-1):
+        z = numpyro.sample("z", dist.Bernoulli(0.5))
+        numpyro.sample("x", dist.Normal(b * z, 1.0), obs=x)
+
+
+def counts_for_each(x, y):
+    b = numpyro.sample("b", dist.LogNormal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        z = numpyro.sample("z", dist.Poisson(b))
+        numpyro.sample("y", dist.Bernoulli(logits=1.0 * z), obs=y)
 
 
 def prior_sees_data(x, y):
@@ -173,11 +180,6 @@ def improper(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=b), obs=y)
 
 
-def factor_alone(x, y):
-    b = numpyro.sample("b", dist.Normal(0, 1))
-    numpyro.factor("fac", b * y)
-
-
 def grows_with_the_records(x, y):
     b = numpyro.sample("b", dist.Normal(0, 1).expand([x.shape[0]]).to_event(1))
     with numpyro.plate("records", x.shape[0]):
@@ -199,11 +201,12 @@ def unscored(x, y):
     ("model", "site"),
     [
         (local_latent, "z"),
-        (two_plates, "coefficients"),
         (subsampled, "records"),
         (fixed_size_plate, "records"),
         (nothing_observed, None),
-        (observed_outside, "y"),
+        (mean_of_the_terms, "mean"),
+        (latent_for_each_cell, "z"),
+        (counts_for_each, "z"),
         (prior_sees_data, "b"),
         (centred_by_data, "y"),
         (discrete_latent, "k"),
@@ -216,7 +219,6 @@ def unscored(x, y):
         (uses_numpy, None),
         (three_records_only, "y"),
         (improper, "b"),
-        (factor_alone, "fac"),
         (grows_with_the_records, "b"),
         (unscored, "y"),
     ],

@@ -8,8 +8,10 @@ import numpyro.distributions as dist
 import pytest
 
 import sfumato as sf
+from sfumato.bounds import synthetic
 from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.model import from_numpyro
+from sfumato.model.base import on_joined
 from sfumato.model.support import trial_records
 from sfumato.model.trials import as_model_input, check_densities
 from sfumato.model.whole import check_whole
@@ -87,13 +89,31 @@ def successes(total):
 
 def test_columns_that_do_not_go_together_are_named_and_the_way_out_is_one():
     domain = {"k": sf.Integers(0, 10), "m": sf.Integers(1, 20)}
-    with pytest.raises(InvalidModel, match="k = 10 and m = 1.*a domain cannot declare that yet") as caught:
+    with pytest.raises(InvalidModel, match="k = 10 and m = 1.*at_most=") as caught:
         from_numpyro(successes(lambda k, m: m), domain)
     assert caught.value.site == "outcome"
     from_numpyro(successes(lambda k, m: m), domain | {"m": sf.Integers(10, 20)})
     mended = successes(lambda k, m: jnp.maximum(m, k))
     plan = sf.plan(mended, n=20_000, domain=domain, epsilon=2.0, delta=1e-6, kernel="random-walk")
     assert plan.forecast_ess > 1  # trials in the record: made-up successes are drawn by NumPyro, which wants 64 bits
+
+
+def test_a_column_that_never_exceeds_another_is_declared_so_and_drawn_so():
+    domain = {"k": sf.Integers(0, 10, at_most="m"), "m": sf.Integers(1, 20)}
+    model = from_numpyro(successes(lambda k, m: m), domain)
+    assert (
+        sf.plan(
+            successes(lambda k, m: m), n=20_000, domain=domain, epsilon=2.0, delta=1e-6, kernel="guided"
+        ).forecast_ess
+        > 1
+    )
+    with jax.enable_x64(True):
+        made_up = synthetic.uniform(model, domain, np.array([0.4]), 512)
+        above = model.log_likelihood(jnp.array([0.4]), {"k": jnp.asarray(9), "m": jnp.asarray(4)})
+        assert float(above) == float(model.log_likelihood(jnp.array([0.4]), {"k": jnp.asarray(4), "m": jnp.asarray(4)}))
+        small = made_up["m"] < 5
+        assert np.all(made_up["k"] <= made_up["m"]) and 0.4 < np.mean(made_up["k"][small] / made_up["m"][small]) < 0.8
+        check_densities(on_joined(model, domain), domain)
 
 
 def test_a_model_that_came_as_such_is_judged_by_its_log_likelihood():

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from sfumato.bounds.interval import Array
 from sfumato.domain import Domain
@@ -33,12 +32,6 @@ class Climber:
     def __init__(self, domain: Mapping[str, Domain]) -> None:
         self._domain = dict(domain)
         self.reals = [name for name, d in domain.items() if not d.discrete]
-        movers = [self.reals] if len(self.reals) == 1 else [self.reals, *([name] for name in self.reals)]
-        self._shares = {
-            name: np.array([0.0] + [part if name in moving else 0.0 for moving in movers for part in PARTS])
-            for name in self.reals
-        }
-        """Of each real column, how much of its way it goes in everything that is tried."""
 
     def typed(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Columns as the vault types them: whole numbers, and float64."""
@@ -53,17 +46,19 @@ class Climber:
         if self.reals:
             which = jnp.concatenate([jax.lax.top_k(sign * met, CLIMBED)[1] for sign in (1.0, -1.0)])
             sign = jnp.repeat(jnp.array([1.0, -1.0]), CLIMBED)
-            moved = {name: jnp.asarray(column)[which] for name, column in records.items()}
-
-            def turn(_: Array, so_far: tuple[dict[str, Array], Array, Array]) -> tuple[dict[str, Array], Array, Array]:
-                moved, low, high = so_far
-                moved, values = jax.vmap(lambda s, r: self.step(lambda x: s * scalar(x), r))(sign, moved)
-                return moved, jnp.minimum(low, jnp.min(sign * values)), jnp.maximum(high, jnp.max(sign * values))
-
-            # A loop, and all that is tried at once: written out one after the other it is forty times the program to compile.
-            _, low, high = lax.fori_loop(0, STEPS, turn, (moved, low, high))
+            start = {name: jnp.asarray(column)[which] for name, column in records.items()}
+            reached = jax.vmap(lambda s, r: self.climb(lambda x: s * scalar(x), r)[1])(sign, start)
+            low, high = jnp.minimum(low, jnp.min(sign * reached)), jnp.maximum(high, jnp.max(sign * reached))
         room = MARGIN * (high - low)
         return low - room, high + room
+
+    def climb(self, value: Callable[..., Array], record: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
+        """Move one record on `STEPS` times; where it ends, and its value there. A loop: one step is compiled."""
+
+        def once(_: Array, held: tuple[dict[str, Array], Array]) -> tuple[dict[str, Array], Array]:
+            return self.step(value, held[0])
+
+        return jax.lax.fori_loop(0, STEPS, once, (dict(record), value(record)))
 
     def step(self, value: Callable[..., Array], record: Mapping[str, Array]) -> tuple[dict[str, Array], Array]:
         """Move one record's real columns towards the corner that the slope points to; stay where that is no further."""
@@ -74,14 +69,15 @@ class Climber:
             d = self._domain[name]
             usable = jnp.where(jnp.all(jnp.isfinite(direction)), direction, 0.0)
             corner[name] = d.clamp(jax.grad(d.support)(usable))
-        tried = {}
-        for name, shares in self._shares.items():
-            share = shares.reshape(-1, *[1] * jnp.ndim(reals[name]))
-            tried[name] = jnp.where(share > 0, (1 - share) * reals[name] + share * corner[name], reals[name])
-        values = jax.vmap(lambda r: value(fixed | r))(tried)
+        movers = [self.reals] if len(self.reals) == 1 else [self.reals, *([name] for name in self.reals)]
+        tried = [reals] + [
+            reals | {k: (1 - part) * reals[k] + part * corner[k] for k in moving} for moving in movers for part in PARTS
+        ]
+        stacked = {k: jnp.stack([r[k] for r in tried]) for k in reals}
+        values = jax.vmap(lambda r: value(fixed | r))(stacked)  # compiled once for all that are tried
         # The record itself may have no finite value: then it stays, and its value is what it is.
         best = jnp.argmax(jnp.where(jnp.isfinite(values), values, -jnp.inf))
-        return fixed | {name: column[best] for name, column in tried.items()}, values[best]
+        return fixed | {k: column[best] for k, column in stacked.items()}, values[best]
 
 
 def mixed(domain: Mapping[str, Domain], rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ search has met: of corner records, of records the model would make, and of those
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ MARGIN = 1.02
 _CLIMBS = 3  # times that the furthest records are changed a little, to see whether they get further
 _PARENTS = 64  # of which records
 _KEPT = 256  # vectors of a batch, those furthest from its middle
+_PAIRED = 512  # records among which the furthest two are looked for
 _ITERATIONS = 80  # of the smallest ball's approximation: within a few percent of it
 
 
@@ -28,6 +29,14 @@ class Reach(NamedTuple):
 
     centre: np.ndarray
     radius: float
+
+
+class Pair(NamedTuple):
+    """Two made-up records whose vectors are the furthest apart of all that were met."""
+
+    one: Mapping[str, Any]
+    other: Mapping[str, Any]
+    distance: float
 
 
 class Search:
@@ -48,15 +57,35 @@ class Search:
 
     def vectors(self, what: str, theta: np.ndarray, root: np.ndarray) -> np.ndarray:
         """Vectors of far-reaching records: shape (record, k), finite."""
+        return np.concatenate([_outermost(vectors) for _, vectors in self._looked(what, theta, root)])
+
+    def pair(self, what: str, theta: np.ndarray, root: np.ndarray) -> Pair:
+        """The two records that are furthest apart."""
+        met = self._looked(what, theta, root)
+        records = _joined([batch for batch, _ in met])
+        vectors = np.concatenate([vectors for _, vectors in met])
+        finite = np.flatnonzero(np.isfinite(vectors).all(axis=1))
+        finite = finite[_first_of_each(vectors[finite])]
+        points = vectors[finite]
+        middle = (points.min(axis=0) + points.max(axis=0)) / 2
+        far = finite[np.argsort(-((points - middle) ** 2).sum(axis=1))[:_PAIRED]]
+        away = np.linalg.norm(vectors[far][:, None] - vectors[far], axis=2)
+        which = far[list(np.unravel_index(np.argmax(away), away.shape))]
+        one, other = ({name: column[i] for name, column in records.items()} for i in which)
+        return Pair(one, other, float(away.max()))
+
+    def _looked(self, what: str, theta: np.ndarray, root: np.ndarray) -> list[tuple[synthetic.Batch, np.ndarray]]:
+        """All records that were looked at, batch by batch, with their vectors."""
         batches = [*self._corners, *(synthetic.uniform(self._model, d, theta) for d in self._domains)]
         batches += [batch for (kind, _), batch in self._best.items() if kind == what]
         found = [self._at(what, theta, root, batch) for batch in batches]
         for i, domain in enumerate(self._domains):
             climbed = self._climb(what, theta, root, i, domain, batches, found)
             found += [vectors for _, vectors in climbed]
+            batches = batches + [batch for batch, _ in climbed]
             if climbed:
                 self._best[what, i] = climbed[-1][0]
-        return np.concatenate([_outermost(vectors) for vectors in found])
+        return list(zip(batches, found, strict=True))
 
     def reach(self, what: str, theta: np.ndarray, root: np.ndarray) -> Reach:
         """The smallest ball around those vectors, nearly."""
@@ -145,9 +174,14 @@ def diameter(vectors: np.ndarray) -> float:
 
 def _distinct(vectors: np.ndarray) -> np.ndarray:
     """The vectors, each once: corner records repeat. Told apart by one number each, a fixed mixture of their entries."""
+    return np.asarray(vectors[_first_of_each(vectors)])
+
+
+def _first_of_each(vectors: np.ndarray) -> np.ndarray:
+    """Where each vector is met for the first time."""
     mixture = vectors @ np.random.default_rng(0).standard_normal(vectors.shape[1])
     scale = max(float(np.abs(mixture).max(initial=0.0)), 1e-300)
-    return np.asarray(vectors[np.unique(np.round(mixture / scale, 10), return_index=True)[1]])
+    return np.asarray(np.unique(np.round(mixture / scale, 10), return_index=True)[1])
 
 
 def _furthest(points: np.ndarray, centre: np.ndarray, number: int = 1024) -> np.ndarray:

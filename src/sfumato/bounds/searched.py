@@ -30,7 +30,7 @@ Frank & Wolfe 1956.
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ import numpy as np
 from sfumato.bounds import synthetic
 from sfumato.bounds.balls import Balls, Kinds, diameter, enclosing
 from sfumato.bounds.body import Body
-from sfumato.bounds.climbing import STEPS, Climber, joined, mixed
+from sfumato.bounds.climbing import Climber, joined, mixed
 from sfumato.bounds.gradients import GUARD, GradientSet
 from sfumato.bounds.interval import Array
 from sfumato.bounds.reach import Search
@@ -62,6 +62,10 @@ BEST = 3
 """Records that join for either end of each of them."""
 TIGHT = 1.3
 """Budget that a proof may cost, over what records were found to need, before a search is made in its place."""
+LOOSE = 4.0
+"""The same of the second query, which takes a small part of a budget."""
+TRIED_MOVES, TRIED_STEP, TRIED_RECORDS = 6, 0.1, 1024
+"""Moves, their step size and made-up records by which that is judged."""
 KINK = 0.35
 """Largest change of a gradient over a tenth of a distance, beside that over the whole: a smooth one changes by a tenth."""
 FAR = 10.0
@@ -346,10 +350,7 @@ class SearchedReference:
                 return matrix.T @ jax.grad(self._model.log_likelihood)(centre, record)
 
             def one(record: Mapping[str, Array]) -> Array:
-                def turn(_: Array, record: Mapping[str, Array]) -> Mapping[str, Array]:
-                    return self._climber.step(lambda r: jnp.sum((white(r) - middle) ** 2), record)[0]
-
-                return white(jax.lax.fori_loop(0, STEPS, turn, dict(record)))
+                return white(self._climber.climb(lambda r: jnp.sum((white(r) - middle) ** 2), record)[0])
 
             return jax.lax.map(one, dict(batch), batch_size=256)
 
@@ -413,10 +414,53 @@ class BestReference:
             return self._searched.at(centre, matrix)
         with jax.enable_x64(True):
             met = furthest_apart(Search(self._model, [self._domain]).vectors("gradient", centre, matrix))
-        if proven.gradients.diameter**2 <= TIGHT * met**2 or not self._searched.thorough:
+            across, needed = self._widths(centre, matrix, proven)
+        if not self._searched.thorough:
+            return proven
+        if not np.isfinite(across) or across**2 > LOOSE * needed**2:
+            return self._searched.at(centre, matrix)
+        if proven.gradients.diameter**2 <= TIGHT * met**2:
             return proven
         found = self._searched.at(centre, matrix)
         return found if TIGHT * found.gradients.diameter**2 < proven.gradients.diameter**2 else proven
+
+    def _widths(self, centre: np.ndarray, matrix: np.ndarray, proven: Proven) -> tuple[float, float]:
+        """Width of the second query for a few ordinary moves, proven and needed by made-up records: root mean squares."""
+        rng, dim = np.random.default_rng(5), len(centre)
+        x = rng.standard_normal((TRIED_MOVES, dim))
+        x_prop = (1 - TRIED_STEP / 2) * x + TRIED_STEP**0.5 * rng.standard_normal((TRIED_MOVES, dim))
+        here, there = (jnp.asarray(centre + part @ matrix.T) for part in (x, x_prop))
+        lo, hi = (np.asarray(end) for end in self._ranges(proven.anchor, here, there))
+        batch = mixed(self._domain, rng, TRIED_RECORDS)
+        scalars = np.asarray(self._scalars(centre, here, there, batch))
+        scalars = np.where(np.isfinite(scalars), scalars, np.nan)
+        spans = np.nan_to_num(np.nanmax(scalars, axis=1) - np.nanmin(scalars, axis=1))
+        return float(np.mean((hi - lo) ** 2) ** 0.5), float(np.mean(spans**2) ** 0.5)
+
+    @cached_property
+    def _ranges(self) -> Callable[..., Any]:
+        def ranges(anchor: Anchor, here: Array, there: Array) -> Any:
+            return jax.lax.map(
+                lambda pair: self._proven.range(anchor, pair[0], pair[1], jnp.zeros_like(pair[0])), (here, there)
+            )
+
+        return quick_jit(ranges)
+
+    @cached_property
+    def _scalars(self) -> Callable[..., Array]:
+        density = self._model.log_likelihood
+
+        def scalars(centre: Array, here: Array, there: Array, batch: Mapping[str, Array]) -> Array:
+            def one(pair: tuple[Array, Array]) -> Array:
+                def scalar(record: Mapping[str, Array]) -> Array:
+                    slope = jax.jvp(lambda t: density(t, record), (centre,), (pair[1] - pair[0],))[1]
+                    return density(pair[1], record) - density(pair[0], record) - slope
+
+                return jax.vmap(scalar)(batch)
+
+            return jax.lax.map(one, (here, there))
+
+        return quick_jit(scalars)
 
     def _try_proof(self, centre: np.ndarray, matrix: np.ndarray) -> Proven | None:
         try:

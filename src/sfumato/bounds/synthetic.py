@@ -24,6 +24,7 @@ SIZE = 2048
 """Made-up records in a batch: always as many, so that nothing is compiled twice."""
 
 _REMEMBERED = 16  # batches
+_LOOKED = 4  # records by which outcomes are told from covariates: one that is at most another column may be cut in some
 _NOTHING = 1e-12
 """Size of scores along a direction, beside the largest, below which no record speaks of it: rounding leaves 1e-15."""
 
@@ -187,8 +188,14 @@ def observed_columns(model: Model, theta: np.ndarray, batch: Batch) -> dict[str,
     """Columns that are an observed site's value as they stand, with the position of that site among the factors."""
     if model.observations is None:
         return {}
+    found: dict[str, int] = {}
+    for i in range(min(_LOOKED, len(next(iter(batch.values()))))):
+        found = _observed_in(model, theta, {name: values[i] for name, values in batch.items()}) | found
+    return found
+
+
+def _observed_in(model: Model, theta: np.ndarray, record: dict[str, Any]) -> dict[str, int]:
     values_at = compiled.observed_values(model)
-    record = {name: values[0] for name, values in batch.items()}
     found: dict[str, int] = {}
     for position, value in enumerate(values_at(jax.device_put(theta), record)):
         for name, given in record.items():

@@ -16,11 +16,12 @@ class Column(Table, frozen=True):
     Attributes
     ----------
     kind
-        Which set it is: binary, interval, integers, categories, box or ball.
+        Which set it is: binary, interval, integers, categories, box, ball or ellipsoid.
     columns
-        The name of the raw column, or a list of names for a box or ball; the name of the table by default.
+        The name of the raw column, or a list of names for a box, ball or ellipsoid; the name of the table by default.
     rest
-        The keys of its kind, such as lower and upper of an interval: the arguments of `sf.Interval` and so on.
+        The keys of its kind, such as lower and upper of an interval: the arguments of `sf.Interval` and so on. `at_most` names
+        another column that an interval or a whole number never exceeds.
     """
 
     kind: str

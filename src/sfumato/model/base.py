@@ -7,13 +7,13 @@ supports back. Densities are over the unconstrained space, so `log_prior` includ
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from sfumato.domain import Domain
+from sfumato.domain import Domain, joined
 from sfumato.errors import InvalidInput, InvalidModel
 
 Array: TypeAlias = Any
@@ -119,6 +119,20 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({', '.join(site.name for site in self.sites)}; columns {', '.join(self.columns)})"
+
+
+def on_joined(model: Model, domain: Mapping[str, Domain]) -> Model:
+    """The same model of records whose columns are cut to those that they never exceed; itself, where none is declared."""
+    if not any(column.at_most for column in domain.values()):
+        return model
+    observations = model.observations
+    return replace(
+        model,
+        log_likelihood=lambda theta, record: model.log_likelihood(theta, joined(domain, record)),
+        observations=None
+        if observations is None
+        else lambda theta, record: observations(theta, joined(domain, record)),
+    )
 
 
 def check_values(values: Mapping[str, Array], sites: tuple[Site, ...], what: str = "a parameter") -> None:

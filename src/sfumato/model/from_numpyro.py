@@ -1,15 +1,17 @@
-"""NumPyro models in: trace once on synthetic records, check the shape, hand out pure functions.
+"""NumPyro models in: trace on synthetic records, tell what each site is (`roles`), hand out pure functions.
 
-The vault can answer for models of one shape: global latent variables, one plate over the records, observed sites in
-that plate. Everything else would either make one record's term depend on other people's records, or need a parameter
-per person. Such models are refused here, by the name of the site that is the matter.
+The vault can answer for models of one shape: global latent variables, and observed sites that give every record a term of
+its own. How that is written is the user's business: plates over records, groups or features, or none. What makes one
+record's term depend on other people's records, or needs a real parameter per person, is refused here, by the name of the
+site that is the matter.
 """
 
+import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any
 
@@ -20,10 +22,12 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers, primitives, validation_enabled
 from numpyro.distributions import biject_to
 
-from sfumato.domain import Domain
+from sfumato.domain import Domain, joined
 from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.model.base import Array, Model, Observation, Record, Site, check_values
 from sfumato.model.robust import with_weight
+from sfumato.model.roles import Roles, looks_at_inputs, roles
+from sfumato.model.summed import MOST_COMPONENTS, mixture, states
 from sfumato.model.trials import check_pure, check_separate, mixed_company, synthetic_batch, try_once
 
 _PROBE = 3  # synthetic records in the probing trace: enough to tell a plate over records from anything else
@@ -54,23 +58,38 @@ def from_numpyro(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Mod
     Raises
     ------
     InvalidModel
-        If the model has local latent variables, several plates, a subsampled plate, no observed site, a prior that
-        looks at the records, or terms that mix records; or if it raises, or is no program that JAX can trace. `.site`
-        names the culprit.
+        If the model has real latent variables for each record, a subsampled plate, no site that looks at the records, a prior
+        that looks at them, or terms that mix them; or if it raises, or is no program that JAX can trace. `.site` names the
+        culprit.
     """
     columns = _match_columns(model, domain)
+    model = _on_joined(model, domain)
     probe = synthetic_batch({name: domain[name] for name in columns}, _PROBE, np.random.default_rng(0))
     with _told(model), jax.enable_x64(True):
         first = _prototype(model, probe, 0)
-        latents = _check_sites(first)
         others = mixed_company({name: domain[name] for name in columns}, np.random.default_rng(1))
-        _check_static(first, _prototype(model, {k: v[: _PROBE - 1] for k, v in others.items()}, 1), latents)
-        built = _build(model, first, latents, probe, columns)
+        fewer = {name: values[: _PROBE - 1] for name, values in others.items()}
+        second = _prototype(model, fewer, 1)
+        found = roles(first, second, (_PROBE, _PROBE - 1), partial(_looks, model, first, probe))
+        _check_static(first, second, found.latents)
+        built = _build(model, first, found, probe, columns)
         check_pure(built, {name: values[0] for name, values in probe.items()})
-        _check_prior_ignores_records(built, model, probe, latents)
+        _check_prior_ignores_records(built, model, probe, found.of_the_prior(first))
         kinds = {name: _kind(site["fn"]) for name, site in first.items() if site["type"] == "sample"}
-        _check_records_are_separate(built, model, {name: domain[name] for name in columns}, kinds)
+        _check_records_are_separate(built, model, first, found, {name: domain[name] for name in columns}, kinds)
         return with_weight(built, domain)
+
+
+def _on_joined(model: Callable[..., Any], domain: Mapping[str, Domain]) -> Callable[..., Any]:
+    """The model of records whose columns are cut to those that they never exceed."""
+    if not any(column.at_most for column in domain.values()):
+        return model
+
+    @wraps(model)
+    def cut(**record: Array) -> Any:
+        return model(**joined(domain, record))
+
+    return cut
 
 
 @contextmanager
@@ -125,7 +144,9 @@ def _match_columns(model: Callable[..., Any], domain: Mapping[str, Domain]) -> t
     required = {p.name for p in parameters if p.name in named and p.default is p.empty}
     if missing := required - set(domain):
         raise InvalidModel(
-            f"the model takes {sorted(missing)}, which the domain does not declare; add them to domain=."
+            f"the model takes {sorted(missing)}, which the domain does not declare; add them to domain=, or fix what is no "
+            f"column: "
+            f"functools.partial(model, {sorted(missing)[0]}=...)."
         )
     if (extra := set(domain) - named) and not takes_any:
         raise InvalidModel(
@@ -138,64 +159,15 @@ def _prototype(model: Callable[..., Any], probe: Record, seed: int) -> dict[str,
     return _traced(handlers.seed(model, jax.random.key(seed)), probe)
 
 
-def _check_sites(trace: Mapping[str, Any]) -> list[str]:
-    plates = [name for name, site in trace.items() if site["type"] == "plate"]
-    if len(plates) > 1:
-        observed = {f.name for s in trace.values() if s.get("is_observed") for f in s["cond_indep_stack"]}
-        culprit = next((name for name in plates if name not in observed), plates[1])
-        raise InvalidModel(
-            f"a model must have one plate, over the records; this one has {plates}. Rewrite {culprit!r} with a "
-            "multivariate site (for instance dist.Normal(...).expand([k]).to_event(1)).",
-            site=culprit,
-        )
-    for name in plates:
-        size, subsample = trace[name]["args"]
-        if subsample not in (None, size) or size != _PROBE:
-            raise InvalidModel(
-                f"plate {name!r} must run over all records given to the model: it has size {size}, subsample "
-                f"{subsample}, for {_PROBE} records. Write numpyro.plate({name!r}, y.shape[0]).",
-                site=name,
-            )
-    latents = [name for name, site in trace.items() if _check_site(name, site, trace)]
-    if not any(_in_plate(site) for site in trace.values()):
-        factor = next((name for name, site in trace.items() if _is_factor(site)), None)
-        advice = f"move the factor {factor!r} under it" if factor else "pass obs= to one of its sample sites"
-        raise InvalidModel(
-            f"a model must have an observed site inside a plate over the records; {advice}.", site=factor
-        )
-    if not latents:
-        raise InvalidModel("a model must have at least one global latent variable; there is nothing to infer.")
-    return latents
+def _looks(model: Callable[..., Any], trace: Mapping[str, Any], probe: Record, names: list[str]) -> dict[str, bool]:
+    """Which sites have a log-density that looks at the records, in a trace with all latent variables held."""
+    held = {name: site["value"] for name, site in trace.items() if site["type"] == "sample" and not site["is_observed"]}
 
+    def densities(records: Record) -> dict[str, Array]:
+        again = _traced(handlers.substitute(handlers.seed(model, jax.random.key(0)), data=held), records)
+        return {name: _density(*_observation(name, again[name])) for name in names}
 
-def _check_site(name: str, site: Mapping[str, Any], trace: Mapping[str, Any]) -> bool:
-    """Refuse what does not fit; True for a global latent."""
-    if site["type"] == "param":
-        raise InvalidModel(
-            f"site {name!r} is a numpyro.param, which has no prior; make it a numpyro.sample.", site=name
-        )
-    if site["type"] != "sample":
-        return False
-    in_plate = bool(site["cond_indep_stack"])
-    if site["is_observed"]:
-        if not in_plate and not _is_factor(site):
-            raise InvalidModel(
-                f"observed site {name!r} lies outside the plate over records; move it under the plate.", site=name
-            )
-        return False
-    if in_plate:
-        raise InvalidModel(
-            f"site {name!r} is a latent variable inside the plate: one for each record. Only global latent variables "
-            "can be inferred; marginalise it out (for instance dist.MixtureSameFamily) or move it out of the plate.",
-            site=name,
-        )
-    if site["fn"].support.is_discrete:
-        raise InvalidModel(f"site {name!r} is a discrete latent variable; marginalise it out of the model.", site=name)
-    return True
-
-
-def _is_factor(site: Mapping[str, Any]) -> bool:
-    return site["type"] == "sample" and type(site["fn"]).__name__ == "Unit"
+    return looks_at_inputs(densities, dict(probe))
 
 
 def _check_static(first: Mapping[str, Any], second: Mapping[str, Any], latents: list[str]) -> None:
@@ -220,8 +192,9 @@ def _check_static(first: Mapping[str, Any], second: Mapping[str, Any], latents: 
 
 
 def _build(
-    model: Callable[..., Any], trace: Mapping[str, Any], latents: list[str], probe: Record, columns: tuple[str, ...]
+    model: Callable[..., Any], trace: Mapping[str, Any], found: Roles, probe: Record, columns: tuple[str, ...]
 ) -> Model:
+    latents = found.latents
     transforms = {name: biject_to(trace[name]["fn"].support) for name in latents}
     free = {name: np.asarray(transforms[name].inv(trace[name]["value"])) for name in latents}
     sites = tuple(Site(name, tuple(np.shape(trace[name]["value"])), free[name].size) for name in latents)
@@ -239,29 +212,33 @@ def _build(
         parts = {name: transforms[name].inv(jnp.asarray(values[name], dtype=float)) for name in latents}
         return jnp.concatenate([jnp.ravel(parts[name]) for name in latents])
 
-    def run(theta: Array, records: Record) -> dict[str, Any]:
-        substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=constrain(theta))
+    def run(theta: Array, records: Record, state: Mapping[str, Array]) -> dict[str, Any]:
+        substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=constrain(theta) | dict(state))
         return _traced(substituted, records)
 
     # The prior never looks at the records (checked below), so any record will do to trace it.
     stand_in = {name: values[:1] for name, values in probe.items()}
+    of_the_prior = found.of_the_prior(trace)
 
     def log_prior(theta: Array) -> Array:
-        traced, values = run(theta, stand_in), unpack(theta)
+        traced, values = run(theta, stand_in, {}), unpack(theta)
         jacobians = [transforms[k].log_abs_det_jacobian(values[k], traced[k]["value"]) for k in latents]
-        global_sites = [site for site in traced.values() if site["type"] == "sample" and not site["cond_indep_stack"]]
-        densities = [_density(*_observation(site["name"], site)) for site in global_sites]
+        densities = [_density(*_observation(name, traced[name])) for name in of_the_prior]
         return sum((jnp.sum(term) for term in jacobians + densities), jnp.zeros((), theta.dtype))
 
-    def observations(theta: Array, record: Record) -> list[Observation]:
-        single = {name: jnp.asarray(value)[None] for name, value in record.items()}
-        return [_observation(name, site) for name, site in run(theta, single).items() if _in_plate(site)]
+    def observed(theta: Array, record: Record) -> list[Observation]:
+        return [
+            _observation(name, site) for name, site in run(theta, _single(record), {}).items() if name in found.terms
+        ]
+
+    record_terms = _Terms(lambda theta, record, state: run(theta, _single(record), state), trace, found)
+    leading = all(_leads(trace[name], axis) for name, axis in found.terms.items())
+    observations = record_terms.observations if found.summed else observed if leading else None
 
     def log_likelihood(theta: Array, record: Record) -> Array:
-        total: Array = 0.0
-        for factor in observations(theta, record):
-            total += jnp.sum(_density(*factor))
-        return total
+        if found.summed:
+            return record_terms.log_sum(theta, record)
+        return _total(observed(theta, record))
 
     def sample_prior(key: Array) -> Array:
         drawn = _traced(handlers.seed(model, key), stand_in)
@@ -280,9 +257,61 @@ def _build(
     )
 
 
-def _in_plate(site: Mapping[str, Any]) -> bool:
-    """Whether this is an observed site of the records."""
-    return site["type"] == "sample" and site["is_observed"] and bool(site["cond_indep_stack"])
+def _total(factors: list[Observation]) -> Array:
+    total: Array = 0.0
+    for factor in factors:
+        total += jnp.sum(_density(*factor))
+    return total
+
+
+def _single(record: Record) -> dict[str, Array]:
+    return {name: jnp.asarray(value)[None] for name, value in record.items()}
+
+
+def _leads(site: Mapping[str, Any], axis: int | None) -> bool:
+    """Whether records run along the first axis of what a site observes."""
+    return np.shape(site["value"])[:1] == (_PROBE,) if axis is None else axis == -len(_batch(site))
+
+
+def _batch(site: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(np.shape(site["value"])[: np.ndim(site["value"]) - len(site["fn"].event_shape)])
+
+
+class _Terms:
+    """A record's term where its discrete variables are summed over."""
+
+    def __init__(self, run: Callable[..., dict[str, Any]], trace: Mapping[str, Any], found: Roles) -> None:
+        self._run, self._found = run, found
+        self.states = states(trace, found.summed) if found.summed else {}
+        number = len(next(iter(self.states.values()), ()))
+        weighed = any(trace[name]["scale"] is not None for name in [*found.terms, *found.summed])
+        plain = number <= MOST_COMPONENTS and len(found.terms) == 1 and not weighed
+        self.observations = self._observations if plain else None
+        self._number = number
+
+    def log_sum(self, theta: Array, record: Record) -> Array:
+        """The log of the sum of a record's density over all states."""
+        states = {name: jnp.asarray(values) for name, values in self.states.items()}
+        return jax.nn.logsumexp(jax.vmap(lambda state: self.joint(theta, record, state))(states))
+
+    def joint(self, theta: Array, record: Record, state: Mapping[str, Array]) -> Array:
+        """Log-density of a record and one state of its discrete variables."""
+        traced = self._at(theta, record, state)
+        names = [*self._found.terms, *self._found.summed]
+        return sum((jnp.sum(_density(*_observation(name, traced[name]))) for name in names), jnp.zeros(()))
+
+    def _at(self, theta: Array, record: Record, state: Mapping[str, Array]) -> dict[str, Any]:
+        return self._run(theta, record, {name: jnp.asarray(value)[None] for name, value in state.items()})
+
+    def _observations(self, theta: Array, record: Record) -> list[Observation]:
+        """The observed site as a mixture of what it is in every state."""
+        name, log_weights, components, value = next(iter(self._found.terms)), [], [], None
+        for i in range(self._number):
+            traced = self._at(theta, record, {k: values[i] for k, values in self.states.items()})
+            log_weights.append(sum(jnp.sum(_density(*_observation(z, traced[z]))) for z in self._found.summed))
+            components.append(traced[name]["fn"])
+            value = traced[name]["value"]
+        return [Observation(name, mixture(jnp.stack(log_weights)[None], components), value, 1.0)]
 
 
 def _observation(name: str, site: Mapping[str, Any]) -> Observation:
@@ -315,26 +344,35 @@ _AT_A_SITE = (primitives.sample.__code__, _density.__code__)
 
 
 def _source(model: Callable[..., Any]) -> str:
+    """Text that identifies a model, of what is wrapped around a function too: fixed arguments, handlers."""
+    if isinstance(model, partial):
+        return f"partial({_source(model.func)}, {_plain(model.args)}, {_plain(sorted(model.keywords.items()))})"
+    if isinstance(model, primitives.Messenger):
+        return f"{type(model).__name__}({_source(model.fn)})"  # what it holds, numbers tell (`study.target.computed`)
     try:
         return inspect.getsource(model)
     except (OSError, TypeError):
         return repr(getattr(model, "__qualname__", type(model)))
 
 
+def _plain(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"({', '.join(_plain(part) for part in value)})"
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.asarray(value)
+        return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
+    return repr(value)
+
+
 # -- checks on the built functions ------------------------------------------------------------------------------------
 
 
-def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, latents: list[str]) -> None:
+def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe: Record, names: list[str]) -> None:
     def terms(key: Array, records: Record) -> dict[str, Array]:
         theta = built.sample_prior(key)
         substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
         traced = _traced(substituted, records)
-        outside = [
-            name
-            for name, site in traced.items()
-            if site["type"] == "sample" and (name in latents or not site["cond_indep_stack"])
-        ]
-        return {name: jnp.sum(_density(*_observation(name, traced[name]))) for name in outside}
+        return {name: jnp.sum(_density(*_observation(name, traced[name]))) for name in names}
 
     def same_alone(each: Callable[..., Any]) -> None:
         few, one = each(key, dict(probe), alone)
@@ -348,7 +386,7 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
 
     key, alone = jax.random.key(0), {name: column[:1] for name, column in probe.items()}
     try_once(lambda key, *given: [terms(key, records) for records in given], same_alone, key, dict(probe), alone)
-    for name, looks in _looks_at_inputs(partial(terms, key), dict(probe)).items():
+    for name, looks in looks_at_inputs(partial(terms, key), dict(probe)).items():
         if looks:
             raise InvalidModel(
                 f"the prior of site {name!r} depends on the records; a prior must be fixed before the data are seen.",
@@ -356,30 +394,57 @@ def _check_prior_ignores_records(built: Model, model: Callable[..., Any], probe:
             )
 
 
-def _looks_at_inputs(function: Callable[..., dict[str, Array]], *inputs: Any) -> dict[str, bool]:
-    """Which outputs depend on any input, conservatively: one tainted operand taints the result."""
-    program, outputs = jax.make_jaxpr(function, return_shape=True)(*inputs)
-    tainted = set(program.jaxpr.invars)
-    for equation in program.jaxpr.eqns:
-        if any(not hasattr(v, "val") and v in tainted for v in equation.invars):
-            tainted.update(equation.outvars)
-    found = [not hasattr(v, "val") and v in tainted for v in program.jaxpr.outvars]
-    named: dict[str, bool] = jax.tree.unflatten(jax.tree.structure(outputs), found)
-    return named
-
-
 def _check_records_are_separate(
-    built: Model, model: Callable[..., Any], domain: Mapping[str, Domain], kinds: Mapping[str, str]
+    built: Model,
+    model: Callable[..., Any],
+    trace: Mapping[str, Any],
+    found: Roles,
+    domain: Mapping[str, Domain],
+    kinds: Mapping[str, str],
 ) -> None:
-    def together(theta: Array, records: Record) -> dict[str, Array]:
-        substituted = handlers.substitute(handlers.seed(model, jax.random.key(0)), data=built.constrain(theta))
-        traced = _traced(substituted, records)
-        return {name: _density(*_observation(name, site)) for name, site in traced.items() if _in_plate(site)}
+    """Compare what each record gives alone with what it gives in company, in every state of its discrete variables."""
+    columns = states(trace, found.summed) if found.summed else {}
+    listed: list[dict[str, Any]] = [{k: v[i] for k, v in columns.items()} for i in range(_length(columns))] or [{}]
+    axes = found.terms | {name: _frame_axis(trace[name]) for name in found.summed}
+
+    def in_states(theta: Array, records: Record) -> dict[str, Array]:
+        number = len(next(iter(records.values())))
+        out: dict[str, Array] = {}
+        for i, state in enumerate(listed):
+            held = {k: jnp.full(_filled(trace[k], number), value) for k, value in state.items()}
+            data = built.constrain(theta) | held
+            traced = _traced(handlers.substitute(handlers.seed(model, jax.random.key(0)), data=data), records)
+            for name, axis in axes.items():
+                density = _density(*_observation(name, traced[name]))
+                out[name if i == 0 else f"{name} in state {i}"] = _for_each(density, axis)
+        return out
 
     def alone(theta: Array, record: Record) -> dict[str, Array]:
-        factors = built.observations(theta, record)  # type: ignore[misc]
-        return {factor.name: jnp.sum(_density(*factor)) for factor in factors}
+        return {name: jnp.sum(value) for name, value in in_states(theta, _single(record)).items()}
 
     advice = "use .to_event(...) for vector-valued observations"
     with validation_enabled():  # a density is zero outside its support, also for those who compute without looking
-        check_separate(together, alone, built.sample_prior, domain, advice, kinds)
+        check_separate(in_states, alone, built.sample_prior, domain, advice, kinds)
+
+
+def _length(columns: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(columns.values()), ()))
+
+
+def _frame_axis(site: Mapping[str, Any]) -> int:
+    """Axis of a variable of each record that runs over records."""
+    return next(i for i, size in enumerate(_batch(site)) if size == _PROBE) - len(_batch(site))
+
+
+def _filled(site: Mapping[str, Any], number: int) -> tuple[int, ...]:
+    shape = list(_batch(site))
+    shape[_frame_axis(site)] = number
+    return tuple(shape)
+
+
+def _for_each(density: Array, axis: int | None) -> Array:
+    """One number for each record, of a log-density with one axis over records; the sum of all where there is none."""
+    if axis is None or density.ndim < -axis:
+        return jnp.sum(density) if axis is None else density
+    moved = jnp.moveaxis(density, axis, 0)
+    return jnp.sum(moved.reshape(moved.shape[0], -1), axis=1)

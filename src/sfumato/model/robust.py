@@ -169,6 +169,39 @@ def with_weight(model: Model, domain: Mapping[str, Domain]) -> Model:
     return replace(model, loss=Loss(betas, float(given.pop()), "the model itself"))  # type: ignore[arg-type]
 
 
+def robustly(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, beta: float) -> Model | None:
+    """The same model with the density-power loss at every observed site that has one, weighed at theta; None where none has.
+
+    For plans that say what it would bring: a model of one's own says `robust` itself. Call with 64 bits enabled.
+    """
+    before = model.observations
+    if before is None or model.loss is not None:
+        return None
+    changed: set[str] = set()
+
+    def observations(theta: Array, record: Mapping[str, Array]) -> list[Observation]:
+        out = []
+        for factor in before(theta, record):
+            if type(factor.distribution).__name__ != "Unit" and has_power_integral(factor.distribution):
+                changed.add(factor.name)
+                out.append(factor._replace(distribution=Robust(factor.distribution, beta, None)))
+            else:
+                out.append(factor)
+        return out
+
+    def log_likelihood(theta: Array, record: Mapping[str, Array]) -> Array:
+        return sum(
+            (jnp.sum(f.distribution.log_prob(f.value) * f.scale) for f in observations(theta, record)), jnp.zeros(())
+        )
+
+    made = replace(model, observations=observations, log_likelihood=log_likelihood)
+    weight = _moments(made, domain, theta).weight
+    if not changed or not (math.isfinite(weight) and weight > 0):
+        return None
+    betas = tuple((name, beta) for name in sorted(changed))
+    return _weighed(replace(made, loss=Loss(betas, weight, "the plan's centre")), weight)
+
+
 def _robust_sites(model: Model, domain: Mapping[str, Domain]) -> dict[str, Robust]:
     if model.observations is None:
         return {}

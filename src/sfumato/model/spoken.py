@@ -33,8 +33,13 @@ def unspoken(model: Model, domain: Mapping[str, Domain]) -> np.ndarray:
 def _read_by(model: Model, columns: tuple[tuple[str, Domain], ...]) -> np.ndarray:
     with jax.enable_x64(True):
         program = jax.make_jaxpr(model.log_likelihood)(*input_spec(model.dim, dict(columns))).jaxpr
-    read = np.zeros(model.dim, bool)
-    given = {program.invars[0]: np.arange(model.dim)}
+    return coordinates_read(program, model.dim)
+
+
+def coordinates_read(program: Any, dim: int) -> np.ndarray:
+    """Mask over theta, the first input of a program: which of its coordinates the outputs need."""
+    read = np.zeros(dim, bool)
+    given = {program.invars[0]: np.arange(dim)}
     for found in _follow(program, given, [True] * len(program.outvars), read):
         if found is not None:
             read[found] = True

@@ -125,9 +125,10 @@ def _refuse(possible: np.ndarray, records: Batch, asked: _Explained) -> None:
             )
     where = " and ".join(f"{name} = {_short(bad[name])}" for name in _together(bad, others, asked))
     raise InvalidModel(
-        f"{rule}, and {at} has none where {where}. Each of these may be, but not together, and a domain cannot declare that yet: "
-        "it is the product of its columns' domains. Narrow them until every combination may be, or write the model so that all "
-        "of them have a density (for k successes of m trials, total_count=jnp.maximum(m, k): the same wherever k <= m).",
+        f"{rule}, and {at} has none where {where}. Each of these may be, but not together. Where one column never exceeds "
+        f"another, say "
+        'so: sf.Integers(0, 10, at_most="trials"). Else narrow the domains until every combination may be, or write the model so '
+        "that all of them have a density (for k successes of m trials, total_count=jnp.maximum(m, k): the same wherever k <= m).",
         site=asked.site,
     )
 

@@ -125,6 +125,15 @@ def check_densities(model: Model, domain: Mapping[str, Domain]) -> None:
 
 def _compare(joint: Mapping[str, Array], separate: Mapping[str, Array], advice: str) -> None:
     for name, value in joint.items():
+        if value.shape == ():  # a site that is the sum over all records
+            if not np.isclose(value, np.sum(separate[name]), rtol=1e-6, atol=1e-8, equal_nan=True):
+                raise InvalidModel(
+                    f"site {name!r} gives one number for all records, and that is not the sum of what it gives for each "
+                    f"alone. Put it "
+                    "under a plate over the records, with one log-density for each of them.",
+                    site=name,
+                )
+            continue
         if value.shape != (COMPANY,):
             raise InvalidModel(
                 f"observed site {name!r} must give one log-density per record, got shape {value.shape} for "

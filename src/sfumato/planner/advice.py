@@ -108,7 +108,7 @@ def _ends(d: Domain) -> str:
     return f"[{np.min(d.lo):.6g}, {np.max(d.hi):.6g}]"
 
 
-def ways_out(epsilon: float, n: float, hint: str, *, fewer_chains: bool, guess: str = "") -> str:
+def ways_out(epsilon: float, n: float, hint: str, *, fewer_chains: bool, guess: str = "", cure: str = "") -> str:
     """Ways out of a weak plan, in a sentence or two; an epsilon or a number of records only where somebody could have it."""
     would, would_not = _enough(epsilon, n)
     beginning = f"No {' and no '.join(would_not)} would do. " if would_not else ""
@@ -116,6 +116,7 @@ def ways_out(epsilon: float, n: float, hint: str, *, fewer_chains: bool, guess: 
         *would,
         *([hint[:1].lower() + hint[1:]] if hint else []),
         *([guess] if guess else []),
+        *([cure] if cure else []),
         *(["fewer chains"] if fewer_chains else []),
         "a simpler model or a tighter domain",
     ]

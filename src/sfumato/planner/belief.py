@@ -14,6 +14,9 @@ from sfumato.model import Model
 LEAST_START = 1 / 16
 """Variance of the starts about the centre in posterior variances, at the least: chains should not start at one point."""
 
+_KINKED = 0.3  # information over outer products, in any direction, below which second derivatives do not tell it
+_NOTHING = 1e-9  # of the largest outer product, in each coordinate's own unit: no record speaks of that direction
+
 
 @dataclass(frozen=True)
 class Belief:
@@ -50,7 +53,7 @@ def assumed_belief(
 ) -> Belief:
     """Posterior covariance from the information of made-up (or public example) records at the centre."""
     batch = synthetic.uniform(model, domain, centre, spread=spread) if example is None else example
-    information = n * mean_information(model, centre, batch) + prior_precision(model, centre)
+    information = n * fisher_information(model, centre, batch) + prior_precision(model, centre)
     return Belief(centre, safe_inverse(information), origin)
 
 
@@ -58,6 +61,37 @@ def mean_information(model: Model, theta: np.ndarray, batch: Mapping[str, Any]) 
     """Average information of one record: the mean of minus the hessian, made positive."""
     mean = np.asarray(compiled.information(model)(jax.device_put(theta), dict(batch)))
     return positive(mean) if np.any(mean) else np.eye(model.dim)
+
+
+def fisher_information(model: Model, theta: np.ndarray, batch: Mapping[str, Any]) -> np.ndarray:
+    """Average information of one record: the mean hessian, or outer products of scores where that does not tell it."""
+    hessian = np.asarray(compiled.information(model)(jax.device_put(theta), dict(batch)))
+    scores = np.asarray(compiled.scores(model)(jax.device_put(theta), dict(batch)))
+    scores = scores[np.isfinite(scores).all(axis=1)]
+    outer = scores.T @ scores / max(len(scores), 1)
+    if model.loss is None and len(scores) and not hessian_tells(hessian, outer):
+        return positive(outer)
+    return positive(hessian) if np.any(hessian) else np.eye(model.dim)
+
+
+def hessian_tells(hessian: np.ndarray, outer: np.ndarray) -> bool:
+    """Whether a mean of minus hessians says what outer products of scores do: for records of the model both have one mean.
+
+    Where a program has kinks the hessian is too small. Where parameters act through fewer combinations than there are of them (a
+    non-centred scale), it has curvature, of either sign, along directions that no record speaks of.
+    """
+    size = np.sqrt(np.diag(outer))
+    if not size.any():
+        return True
+    unit = np.where(size > 0, size, size.max())
+    values, vectors = np.linalg.eigh(outer / np.outer(unit, unit))
+    heard = values > _NOTHING * values[-1]
+    bent = vectors.T @ (hessian / np.outer(unit, unit)) @ vectors
+    root = np.sqrt(values[heard])
+    silent = np.abs(bent[np.ix_(~heard, ~heard)]).max(initial=0.0)
+    return (
+        silent <= _NOTHING and float(np.linalg.eigvalsh(bent[np.ix_(heard, heard)] / np.outer(root, root))[0]) > _KINKED
+    )
 
 
 def prior_precision(model: Model, theta: np.ndarray) -> np.ndarray:

@@ -21,6 +21,7 @@ from sfumato.planner.belief import Belief, assumed_belief
 from sfumato.planner.centre import assumed_centre
 from sfumato.planner.choice import Task
 from sfumato.planner.forecast import forecast_estimate
+from sfumato.planner.influence import influence
 from sfumato.planner.limit import limit_band, limit_ess, one_shot_limit
 from sfumato.planner.pilot import PLACING
 from sfumato.planner.plan import Plan
@@ -97,7 +98,9 @@ def make_plan(
     low, high = band[0] * plan.share_of_limit, band[1] * hoped
     with jax.enable_x64(True):
         estimate = forecast_estimate(study, plan.belief, mu**2, (band[0] / plan.limit_ess, band[1] / plan.limit_ess))
-    return replace(plan, band=(min(low, plan.forecast_ess), max(high, plan.forecast_ess)), estimate=estimate)
+        priced = influence(study, plan.belief, n, mu, plan.share_of_limit, shown, weak=plan.weak)
+    ends = (min(low, plan.forecast_ess), max(high, plan.forecast_ess))
+    return replace(plan, band=ends, estimate=estimate, influence=priced)
 
 
 def _best_share(whole: Task, kernel: str, usual: float) -> float:

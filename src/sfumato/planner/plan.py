@@ -12,6 +12,7 @@ from sfumato.planner.advice import careless_rows, instead, ways_out, would_do
 from sfumato.planner.belief import Belief
 from sfumato.planner.centre import GUESSED
 from sfumato.planner.forecast import EstimateForecast
+from sfumato.planner.influence import Influence
 from sfumato.privacy import gdp
 from sfumato.privacy.target import Target
 
@@ -65,6 +66,8 @@ class Plan:
         None on bundles.
     target
         What is sampled, where that is no posterior of a likelihood (`sfumato.robust`).
+    influence
+        The two made-up records that set the price, and what would lower it. None for families, and after the pilot.
     """
 
     kernel: str
@@ -94,6 +97,7 @@ class Plan:
     hint: str = field(default="", repr=False)
     estimate: EstimateForecast | None = None
     target: Target | None = None
+    influence: Influence | None = None
 
     @property
     def share_of_limit(self) -> float:
@@ -123,7 +127,10 @@ class Plan:
         if not self.hopeless:
             return
         epsilon, n = self.would_do(self._short_by)
-        ways = ways_out(epsilon, n, self.hint, fewer_chains=self.fewer_chains_would_do, guess=self._another_guess)
+        cure = self.influence.cure if self.influence is not None else ""
+        ways = ways_out(
+            epsilon, n, self.hint, cure=cure, fewer_chains=self.fewer_chains_would_do, guess=self._another_guess
+        )
         raise PlanTooWeak(
             f"a plan must promise {self.enough_ess:g} effective draws in all ({ENOUGH}); this budget "
             f"(epsilon={self.epsilon:g}, delta={self.delta:g}, n={self.n:,}) promises {self.forecast_ess:.3g}. "
@@ -180,6 +187,8 @@ class Plan:
             ("forecast", f"{self.forecast_ess:.3g} effective draws, {self.share_of_limit:.0%} of the one-shot limit"),
             *([("perhaps", self._perhaps(self.band))] if self.band is not None else []),
             *([("estimate", f"in place of chains: {self.estimate}")] if self.estimate is not None else []),
+            *([("price", self.influence.price)] if self.influence is not None else []),
+            *([("cheaper", self.influence.cure)] if self.influence is not None and self.influence.ways else []),
             *([("because", self._because())] if len(self.considered) > 1 or self.missing else []),
             ("rests on", "; ".join(self.assumptions)),
             *(("owner", _owner_row(owner)) for owner in self.owners),
@@ -242,6 +251,7 @@ class Plan:
         out |= {"band": list(self.band)} if self.band is not None else {}
         out |= {"estimate": self.estimate.to_dict()} if self.estimate is not None else {}
         out |= {"target": self.target.to_dict()} if self.target is not None else {}
+        out |= {"influence": self.influence.to_dict()} if self.influence is not None else {}
         return out | {
             "assumptions": list(self.assumptions),
             "weak": self.weak,
@@ -274,6 +284,7 @@ class Plan:
         raw["band"] = tuple(raw["band"]) if raw.get("band") else None
         raw["estimate"] = EstimateForecast.from_dict(raw["estimate"]) if raw.get("estimate") else None
         raw["target"] = Target.from_dict(raw["target"]) if raw.get("target") else None
+        raw["influence"] = Influence.from_dict(raw["influence"]) if raw.get("influence") else None
         centre, covariance = (np.array(belief[name]) for name in ("centre", "covariance"))
         raw["belief"] = Belief(centre, covariance, belief["origin"], belief["error"], belief["roughness"])
         return cls(**raw)

@@ -19,8 +19,9 @@ from sfumato.families.base import Family
 from sfumato.families.langevin import natural_bounds, natural_jacobian, natural_model, public_part
 from sfumato.kernel import AUTO, Kernel, Kind, ReferenceLangevin, asks_first, kinds
 from sfumato.model import Model, from_numpyro
-from sfumato.model.base import input_spec
+from sfumato.model.base import input_spec, on_joined
 from sfumato.model.program import digest
+from sfumato.model.recentred import recentred
 from sfumato.model.trials import as_model_input, check_densities
 from sfumato.model.whole import check_whole
 from sfumato.tools.quick_jit import quick_jit
@@ -169,10 +170,11 @@ def make_study(
         )
     checked = check_record_domain(domain)
     if isinstance(model, Model):
+        given, model = model, on_joined(model, checked)
         check_densities(model, checked)
-        program = _Program(repr(_plain(checked)), model, checked, own=model)
+        program = _Program(repr(_plain(checked)), recentred(model, checked), checked, own=given)
     else:
-        program = _program(from_numpyro(model, checked), checked)
+        program = _program(recentred(from_numpyro(model, checked), checked), checked)
     check_whole(program.model, checked)
     if not from_the_model:
         return Study(_first(program), checked, bounds_for(_first(program), checked, sensitivity))

@@ -99,6 +99,7 @@ def load(
     n = next(iter(lengths.values()))
     if n < 2:
         raise InvalidData(f"a table must have at least two records, got {n}.")
+    _check_joined(arrays, domain, outside)
     return Records(arrays, n)
 
 
@@ -301,6 +302,7 @@ class Filling:
 
     def records(self) -> Records:
         """The table, once all of it was read."""
+        _check_joined(self.out, self._domain, self._outside)
         return Records(self.out, self._at)
 
 
@@ -345,6 +347,22 @@ def _store(name: str, out: np.ndarray, part: slice, values: np.ndarray, domain: 
     values = values.astype(np.float64 if values.dtype.kind != "f" else values.dtype, copy=False)
     _check(name, values, domain, outside)
     out[part] = domain.clamp(values)
+
+
+def _check_joined(arrays: dict[str, np.ndarray], domain: Mapping[str, Domain], outside: str) -> None:
+    """Check columns that never exceed another one, or cut them to it."""
+    for name, column in domain.items():
+        if column.at_most is None:
+            continue
+        for part in _slices(len(arrays[name])):
+            most = arrays[column.at_most][part]
+            if outside == "refuse" and np.any(arrays[name][part] > most):
+                raise InvalidData(
+                    f"column {name!r} has records above {column.at_most!r}, which its domain says it never exceeds; widen the "
+                    f"domain, "
+                    'or say outside="clamp" to cut them to it.'
+                )
+            arrays[name][part] = np.minimum(arrays[name][part], most)
 
 
 def _blank(domain: Domain, n: int, given: np.dtype[Any]) -> np.ndarray:
