@@ -9,6 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "_ext")]
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # tutorials call `sfumato`
+os.environ["COLUMNS"] = "86"  # as wide as the page
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # said by tqdm in notebooks without widgets
 
 from nbclient import NotebookClient  # noqa: E402

@@ -40,7 +40,6 @@ def hurdle(x, y):
         numpyro.sample("z", dist.Normal(mean, 1.0), obs=x[:, 0] * x[:, 1])
 
 
-COMPILED: dict = {}  # what one table's sums are compiled to serves all of them
 BALL = {"x": sf.Ball(1.0, dim=2), "y": sf.Binary()}
 BOX = {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Binary()}
 
@@ -114,7 +113,7 @@ def test_with_a_wrong_proof_a_replaced_record_moves_the_sum_by_no_more_than_is_c
             open_ones += list(np.asarray(uncut(jnp.asarray(centre), table)) @ root)
             for one in x:
                 data = {"x": np.array([one, x[0]]), "y": np.array([y, 0])}
-                engine = LocalEngine(records.load(data, domain), study, compiled=COMPILED)
+                engine = LocalEngine(records.load(data, domain), study)
                 sums.append(engine.sum(scores) * gamma)
     charged = (cost_quanta(scores.moved**2) / QUANTA_PER_UNIT) ** 0.5
     assert 0.9 * charged <= worst_of(sums) <= charged

@@ -35,7 +35,10 @@ SPREAD, RARE = "spread", "rare"
 MOST = 120
 """Numbers of the information up to which covariates are led by them."""
 _REDRAWN = 4  # outcomes over which a record's information is averaged, where they have a part in it
-_CARRIED = 0.5  # effective share of the draws that a reweighting leaves, at the least
+_KEPT, _ON_THE_WAY = (
+    0.5,
+    0.2,
+)  # effective share of the draws that a reweighting leaves, at the least: the last, and others
 _STAGES, _MOVES = 15, 5
 _CHANGED = 1.5  # entries of a record that a move changes, on average
 
@@ -112,10 +115,11 @@ def likely(
         batch, told = _moved(model, domain, n, wanted, about, batch, told, tilt, law, rng)
     for stage in range(_STAGES):
         step = _step(n * told.believed, wanted.numbers, noise, tilt)
-        part = _carried(n * told.believed @ step)
+        whole = _carried(n * told.believed @ step, _KEPT) == 1.0
+        part = 1.0 if whole else _carried(n * told.believed @ step, _ON_THE_WAY)
         log_weight = part * n * told.believed @ step
         log_weight -= logsumexp(log_weight) - np.log(size)
-        if part == 1.0 or stage == _STAGES - 1:
+        if whole or stage == _STAGES - 1:
             break
         tilt = tilt + part * step
         chosen = _systematic(np.exp(log_weight), rng)
@@ -222,19 +226,19 @@ def _step(features: np.ndarray, wanted: np.ndarray, noise: float, begun: np.ndar
     return step
 
 
-def _carried(log_weight: np.ndarray) -> float:
+def _carried(log_weight: np.ndarray, least: float) -> float:
     """The part of a step after which enough draws still count."""
 
     def share(part: float) -> float:
         scaled = part * log_weight
         return float(np.exp(2 * logsumexp(scaled) - logsumexp(2 * scaled))) / len(log_weight)
 
-    if share(1.0) >= _CARRIED:
+    if share(1.0) >= least:
         return 1.0
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if share(middle) >= _CARRIED else (low, middle)
+        low, high = (middle, high) if share(middle) >= least else (low, middle)
     return low
 
 

@@ -67,6 +67,30 @@ def waves(x, y):
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
+def groups(x, k, y):
+    """An effect that a column picks, and one by a one-hot code: indicators, of which one is one."""
+    a, b = (numpyro.sample(name, dist.Normal(0.0, 1.0).expand([4]).to_event(1)) for name in "ab")
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=a[k] + jax.nn.one_hot(k, 4) @ b + a[0] * x), obs=y)
+
+
+def basis(x, y):
+    """Functions of one column, which is cut."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample(
+            "y", dist.Bernoulli(logits=jnp.exp(-((x[:, None] - jnp.linspace(-1, 1, 4)) ** 2) * 4) @ b), obs=y
+        )
+
+
+def covariance(y):
+    """A factor that is the parameter's alone, and its triangular solve."""
+    m, s = (numpyro.sample(name, dist.Normal(0.0, 0.5).expand([2]).to_event(1)) for name in "ms")
+    factor = jnp.array([[1.0, 0.0], [0.5, 1.0]]) * jnp.exp(s)[:, None]
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.MultivariateNormal(m, scale_tril=factor), obs=y)
+
+
 def coin(y):
     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
     with numpyro.plate("records", y.shape[0]):
@@ -85,6 +109,9 @@ CASES = {
     "probit-box": (probit, {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Binary()}, 2.0, 1.2),
     "quadratic": (quadratic, {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Interval(-2, 2)}, 2.0, 4.0),
     "waves": (waves, {"x": sf.Box(-1.0, 1.0, shape=(2,)), "y": sf.Binary()}, 6.0, 2.5),
+    "groups": (groups, {"x": sf.Interval(-1, 1), "k": sf.Categories(4), "y": sf.Binary()}, 2.5, 1.3),
+    "basis": (basis, {"x": sf.Interval(-1, 1), "y": sf.Binary()}, 1.5, 1.05),
+    "covariance": (covariance, {"y": sf.Box(-1.0, 1.0, shape=(2,))}, 1.5, 2.0),
     "coin": (coin, {"y": sf.Binary()}, 1.1, 1.01),
 }
 PAIRS, RECORDS = 250, 4_000
