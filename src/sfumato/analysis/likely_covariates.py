@@ -56,7 +56,7 @@ class Wanted(NamedTuple):
 
 
 def laws(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, numbers: int) -> tuple[str, ...]:
-    """Those to ask: both where they differ (whole numbers are drawn among all their values) and can be led, by so many numbers."""
+    """Those to ask: both where they differ (whole numbers are drawn among all values) and can be led, by so many numbers."""
     if model.sample_records is not None or numbers > MOST:
         return (SPREAD,)
     outcomes = synthetic.observed_columns(model, theta, synthetic.uniform(model, domain, theta))
