@@ -85,8 +85,9 @@ def test_both_laws_are_asked_where_a_column_is_continuous_and_one_where_all_are_
 
     other = make_study(coded, {"x": sf.Binary(), "y": sf.Binary()})
     with jax.enable_x64(True):
-        assert laws(study.model, study.domain, np.zeros(COLUMNS + 1)) == (SPREAD, RARE)
-        assert laws(other.model, other.domain, np.zeros(1)) == (SPREAD,)
+        assert laws(study.model, study.domain, np.zeros(COLUMNS + 1), 28) == (SPREAD, RARE)
+        assert laws(study.model, study.domain, np.zeros(COLUMNS + 1), 200) == (SPREAD,)  # too many to be led by
+        assert laws(other.model, other.domain, np.zeros(1), 1) == (SPREAD,)
 
 
 @pytest.mark.parametrize("what", ["gradient", "information", "outer"])

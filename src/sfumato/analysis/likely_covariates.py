@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
+from sfumato.analysis.estimate import drawn
 from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.model import Model
@@ -54,9 +55,9 @@ class Wanted(NamedTuple):
     noise: float
 
 
-def laws(model: Model, domain: Mapping[str, Domain], theta: np.ndarray) -> tuple[str, ...]:
-    """Those that differ for this domain: whole numbers are drawn among all their values under either."""
-    if model.sample_records is not None:
+def laws(model: Model, domain: Mapping[str, Domain], theta: np.ndarray, numbers: int) -> tuple[str, ...]:
+    """Those to ask: both where they differ (whole numbers are drawn among all values) and can be led, by so many numbers."""
+    if model.sample_records is not None or numbers > MOST:
         return (SPREAD,)
     outcomes = synthetic.observed_columns(model, theta, synthetic.uniform(model, domain, theta))
     wide = [name for name, column in domain.items() if name not in outcomes and not column.discrete]
@@ -79,7 +80,7 @@ class Likely(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """Each record's information, what is believed of its mean over outcomes, and whether outcomes have a part in it."""
+    """Each record's information as drawn, what is believed of its mean over outcomes, and whether outcomes have a part in it."""
 
     drawn: np.ndarray
     believed: np.ndarray
@@ -122,7 +123,7 @@ def likely(
         if whole or stage == _STAGES - 1:
             break
         tilt = tilt + part * step
-        chosen = _systematic(np.exp(log_weight), rng)
+        chosen = drawn(np.exp(log_weight), size, int(rng.integers(2**31)))
         batch = {name: values[chosen] for name, values in batch.items()}
         told = _Told(told.drawn[chosen], told.believed[chosen], told.follows)
         batch, told = _moved(model, domain, n, wanted, about, batch, told, tilt, law, rng)
@@ -240,11 +241,6 @@ def _carried(log_weight: np.ndarray, least: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if share(middle) >= least else (low, middle)
     return low
-
-
-def _systematic(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    places = (np.arange(len(weight)) + rng.random()) / len(weight) * weight.sum()
-    return np.minimum(np.searchsorted(np.cumsum(weight), places), len(weight) - 1)
 
 
 def _moved(

@@ -312,7 +312,7 @@ def make_up(
         ]
         names = [one.law for one in begun]
     else:
-        names = list(laws(model, domain, heard.theta))
+        names = list(laws(model, domain, heard.theta, len(wanted.numbers)))
         found = [likely(model, domain, n, wanted, mode, size, seed, LOOSE * level, law=law) for law in names]
     least = min(one.misfit for one in found)
     made = [
