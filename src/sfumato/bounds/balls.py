@@ -70,8 +70,8 @@ class Kinds:
         number: Array = jnp.zeros((), int)
         for name, low, count in self.columns:
             number = number * count + jnp.clip(jnp.asarray(record[name]).astype(int) - low, 0, count - 1)
-        for name, low, high, count in self.pieces:
-            share = (jnp.asarray(record[name]) - low) / (high - low)
+        for name, left, right, count in self.pieces:
+            share = (jnp.asarray(record[name]) - left) / (right - left)
             number = number * count + jnp.clip(jnp.floor(share * count).astype(int), 0, count - 1)
         return number
 
@@ -79,10 +79,10 @@ class Kinds:
         """Columns of so many records of every kind, one kind after the other: pieces at all their corners, and inside."""
         number, turn = np.repeat(np.arange(self.number), each), np.tile(np.arange(each), self.number)
         found: dict[str, np.ndarray] = {}
-        for i, (name, low, high, count) in enumerate(reversed(self.pieces)):
+        for i, (name, left, right, count) in enumerate(reversed(self.pieces)):
             corner = (turn >> i) & 1
             place = np.where(turn < 2 ** len(self.pieces), corner, rng.random(len(turn)))
-            found[name] = low + (high - low) * (number % count + place) / count
+            found[name] = left + (right - left) * (number % count + place) / count
             number = number // count
         for name, low, count in reversed(self.columns):
             found[name], number = low + number % count, number // count
