@@ -43,7 +43,7 @@ NAMES = {
     "Ask": ["plan", "sample", "resume", "estimate", "audit", "certify"],
     "What comes back": ["Run", "StopReason", "Estimate", "Plan", "Audit", "load"],
     "Records and who holds them": ["Owner", "connect", "RayTable", "Bundle", "release", "Ledger"],
-    "Where a record lives": ["Binary", "Interval", "Integers", "Categories", "Box", "Ball"],
+    "Where a record lives": ["Binary", "Interval", "Integers", "Categories", "Box", "Ball", "Ellipsoid"],
     "Models": ["Model", "from_pymc", "robust"],
     "How far a record can move an answer": ["Clip", "Lipschitz", "Range"],
 }

@@ -1,7 +1,8 @@
 r"""Balls that a record's vector is cut to: one for all records, or one for each kind of record.
 
-Records whose whole-numbered columns agree are of one *kind* (an outcome of one, in group seven). A record's whitened vector
-is cut to the ball of its kind. So two vectors are no further apart than
+Records whose whole-numbered columns agree are of one *kind* (an outcome of one, in group seven). Where all columns are
+single numbers, real ones are cut into pieces, too: a kind then has its piece of each. A record's whitened vector is cut to
+the ball of its kind. So two vectors are no further apart than
 
 .. math:: \max_{k,l}\ \lVert c_k - c_l\rVert + r_k + r_l
 
@@ -22,6 +23,12 @@ SHORTENED = 1.0 + 2.0**-20
 """Shortening in floating point (float32 at worst) can leave a vector longer than the radius by this factor at most."""
 MOST_KINDS = 512
 """Kinds of record that have a ball of their own, at the most; columns of many values are left out first."""
+MOST_PIECES = 1024
+"""Kinds with pieces of real columns, at the most."""
+FINEST = 16
+"""Pieces of a real column, at the most."""
+MOST_CUT = 3
+"""Real columns that are cut, at the most: a kind has two to the power of that many corners."""
 _ROUNDING = 2.0**-48  # relative error of a centre and of a point about it: some roundings of 2^-53
 _ITERATIONS = 80  # of the smallest ball's approximation: within a few percent of it
 
@@ -34,7 +41,7 @@ def shortened(value: Array, radius: Array) -> Array:
 
 
 class Kinds:
-    """Which kind a record is of: told by its whole-numbered columns of few values."""
+    """Which kind a record is of: told by its whole-numbered columns of few values, and by pieces of its real ones."""
 
     def __init__(self, domain: Mapping[str, Domain]) -> None:
         counted = {name: int(d.hi) - int(d.lo) + 1 for name, d in domain.items() if d.discrete and d.shape == ()}
@@ -44,17 +51,39 @@ class Kinds:
             if self.number * counted[name] <= MOST_KINDS:
                 self.columns.append((name, int(domain[name].lo), counted[name]))
                 self.number *= counted[name]
+        self.pieces = self._pieces(domain)
+        self.number *= int(np.prod([count for *_, count in self.pieces], dtype=int))
+
+    def _pieces(self, domain: Mapping[str, Domain]) -> list[tuple[str, float, float, int]]:
+        """Real columns with their ends and how many pieces they are cut into; none where something else is left in a kind."""
+        reals = sorted(name for name, d in domain.items() if not d.discrete)
+        rest = set(domain) - {name for name, *_ in self.columns} - set(reals)
+        fit = all(d.separable and d.shape == () and float(d.hi) > float(d.lo) for d in (domain[name] for name in reals))
+        if rest or not fit or not 0 < len(reals) <= MOST_CUT:
+            return []
+        count = 2 ** int(np.log2(max((MOST_PIECES / self.number) ** (1 / len(reals)), 1.0)))
+        ends = [(name, float(domain[name].lo), float(domain[name].hi)) for name in reals]
+        return [(*end, min(count, FINEST)) for end in ends] if count > 1 else []
 
     def of(self, record: Mapping[str, Array]) -> Array:
         """Number of a record's kind; outside of the domain that of the nearest one."""
         number: Array = jnp.zeros((), int)
         for name, low, count in self.columns:
             number = number * count + jnp.clip(jnp.asarray(record[name]).astype(int) - low, 0, count - 1)
+        for name, left, right, count in self.pieces:
+            share = (jnp.asarray(record[name]) - left) / (right - left)
+            number = number * count + jnp.clip(jnp.floor(share * count).astype(int), 0, count - 1)
         return number
 
-    def values(self, number: np.ndarray) -> dict[str, np.ndarray]:
-        """The whole-numbered columns of records of these kinds."""
-        found = {}
+    def values(self, each: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Columns of so many records of every kind, one kind after the other: pieces at all their corners, and inside."""
+        number, turn = np.repeat(np.arange(self.number), each), np.tile(np.arange(each), self.number)
+        found: dict[str, np.ndarray] = {}
+        for i, (name, left, right, count) in enumerate(reversed(self.pieces)):
+            corner = (turn >> i) & 1
+            place = np.where(turn < 2 ** len(self.pieces), corner, rng.random(len(turn)))
+            found[name] = left + (right - left) * (number % count + place) / count
+            number = number // count
         for name, low, count in reversed(self.columns):
             found[name], number = low + number % count, number // count
         return found

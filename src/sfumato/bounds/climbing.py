@@ -5,7 +5,7 @@ all or part of the way, if that is further. Whole-numbered columns stay, so the 
 the search is made again for every pair of parameters.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -27,11 +27,11 @@ PARTS = (0.03, 0.1, 0.3, 1.0)
 
 
 class Climber:
-    """Moves records of a domain to where a scalar is larger."""
+    """Moves records of a domain to where a scalar is larger: their real columns, but for those that are to stay."""
 
-    def __init__(self, domain: Mapping[str, Domain]) -> None:
+    def __init__(self, domain: Mapping[str, Domain], still: Collection[str] = ()) -> None:
         self._domain = dict(domain)
-        self.reals = [name for name, d in domain.items() if not d.discrete]
+        self.reals = [name for name, d in domain.items() if not d.discrete and name not in still]
 
     def typed(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Columns as the vault types them: whole numbers, and float64."""

@@ -139,6 +139,9 @@ class SearchedReference:
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self._model, self._domain = model, dict(domain)
         self._kinds, self._climber = Kinds(domain), Climber(domain)
+        self._within = Climber(
+            domain, still=[name for name, *_ in self._kinds.pieces]
+        )  # moves a record inside of its kind
         self._found = lru_cache(maxsize=KEPT)(self._search_at)
 
     # -- what every reference offers ----------------------------------------------------------------------------------
@@ -322,11 +325,11 @@ class SearchedReference:
         """Centre and radius of every kind's ball, all the same if that is less; and the one ball around all."""
         kinds = self._kinds
         each = max(16, _PER_KIND // kinds.number)
-        rng, number = np.random.default_rng(3), np.repeat(np.arange(kinds.number), each)
-        batch = self._climber.typed(mixed(self._domain, rng, len(number)) | kinds.values(number))
+        rng = np.random.default_rng(3)
+        batch = self._climber.typed(mixed(self._domain, rng, kinds.number * each) | kinds.values(each, rng))
         white = np.asarray(self._scores(centre, batch)) @ matrix
         middle = np.nanmean(np.where(np.isfinite(white), white, np.nan), axis=0)
-        climbed = np.asarray(self._reach(centre, matrix, middle, batch)) if self._climber.reals else white
+        climbed = np.asarray(self._reach(centre, matrix, middle, batch)) if self._within.reals else white
         sets = np.concatenate([white.reshape(kinds.number, each, -1), climbed.reshape(kinds.number, each, -1)], axis=1)
         usual = np.isfinite(sets).all(axis=2, keepdims=True)
         sets = np.where(
@@ -350,7 +353,7 @@ class SearchedReference:
                 return matrix.T @ jax.grad(self._model.log_likelihood)(centre, record)
 
             def one(record: Mapping[str, Array]) -> Array:
-                return white(self._climber.climb(lambda r: jnp.sum((white(r) - middle) ** 2), record)[0])
+                return white(self._within.climb(lambda r: jnp.sum((white(r) - middle) ** 2), record)[0])
 
             return jax.lax.map(one, dict(batch), batch_size=256)
 

@@ -186,9 +186,29 @@ def test_kinds_tell_records_apart_by_their_whole_numbered_columns():
         {"y": sf.Binary(), "ward": sf.Categories(GROUPS), "x": sf.Interval(0, 1), "count": sf.Integers(0, 10_000)}
     )
     assert kinds.number == 2 * GROUPS
-    values = kinds.values(np.arange(kinds.number))
+    values = kinds.values(1, np.random.default_rng(0))
     assert [int(kinds.of({k: v[i] for k, v in values.items()})) for i in range(kinds.number)] == list(range(12))
     assert int(kinds.of({"y": 5, "ward": 99})) == kinds.number - 1, "an index outside would be another record's ball"
+
+
+def test_kinds_have_a_piece_of_every_real_column_where_all_are_single_numbers():
+    domain = {"y": sf.Binary(), "ward": sf.Categories(GROUPS), "x": sf.Interval(-2, 6)}
+    kinds = Kinds(domain)
+    assert kinds.number == 2 * GROUPS * 16 and kinds.pieces == [("x", -2.0, 6.0, 16)]
+    values = kinds.values(8, np.random.default_rng(0))
+    number = np.repeat(np.arange(kinds.number), 8)
+    low = -2 + 8 * (number % 16) / 16
+    assert np.all((low <= values["x"]) & (values["x"] <= low + 0.5)), "no record of a kind is outside of its piece"
+    assert np.all(values["x"].reshape(-1, 8)[:, 0] == low[::8]) and np.all(
+        values["x"].reshape(-1, 8)[:, 1] == low[::8] + 0.5
+    )
+    with jax.enable_x64(True):
+        told = np.asarray(jax.vmap(kinds.of)({name: column for name, column in values.items()}))
+        inside = values["x"] < low + 0.5  # an end belongs to the next piece
+        assert np.array_equal(told[inside], number[inside])
+        assert int(kinds.of({"y": 1, "ward": GROUPS - 1, "x": 99.0})) == kinds.number - 1
+    assert not Kinds(domain | {"z": sf.Box(-1, 1, shape=(2,))}).pieces
+    assert Kinds(domain | {"z": sf.Interval(0, 1)}).number <= 1024
 
 
 def test_the_diameter_of_balls_is_that_of_their_union():
