@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from sfumato.bounds.bounds import SEARCHED
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput
 from sfumato.kernel import Draw, Kernel, State
 from sfumato.privacy import gdp
-from sfumato.privacy.budget import cap_quanta, mu_squared
+from sfumato.privacy.budget import MAX_MU, cap_quanta, mu_squared
 from sfumato.protocol.questions import Agreed, Facts, Question, Reply
 from sfumato.protocol.questions import Terms as QuestionTerms
 from sfumato.study.target import Study
@@ -25,6 +26,7 @@ from sfumato.vault.engine import Engine, LocalEngine
 from sfumato.vault.ledger import Account, Block, Ledger
 from sfumato.vault.noise import Source
 from sfumato.vault.ray_table import RayTable
+from sfumato.vault.sealed.consortium import Consortium
 from sfumato.vault.statistics import StatisticsVault, Terms, terms_for
 from sfumato.vault.vault import Chunk, Vault
 
@@ -293,17 +295,15 @@ class LocalDoor:
         The counter.
     facts
         What is public about the owner.
-    own_ledger
-        A ledger to close with the door, if it was opened for this run alone.
+    own_ledgers
+        Ledgers to close with the door, if they were opened for this run alone.
     engine
         Records to let go of with the door, if they were opened for this run alone.
     """
 
-    def __init__(
-        self, desk: Desk, facts: Facts, own_ledger: Ledger | None = None, engine: Engine | None = None
-    ) -> None:
+    def __init__(self, desk: Desk, facts: Facts, *own_ledgers: Ledger | None, engine: Engine | None = None) -> None:
         self._engine = engine
-        self._desk, self.facts, self._own_ledger, self._closed = desk, facts, own_ledger, False
+        self._desk, self.facts, self._own_ledgers, self._closed = desk, facts, own_ledgers, False
 
     @property
     def name(self) -> str:
@@ -326,9 +326,27 @@ class LocalDoor:
         return self._desk.spent
 
     @property
+    def left_for_everybody(self) -> int:
+        """Quanta left of the promise against everybody."""
+        return self._desk.left_for_everybody
+
+    @property
+    def spent_for_everybody(self) -> int:
+        """Quanta spent of it."""
+        return self._desk.spent_for_everybody
+
+    @property
     def waited(self) -> float:
         """Seconds spent waiting for noise so far."""
         return self._desk.waited
+
+    def key_message(self) -> bytes:
+        """The owner's key message, for the others."""
+        return self._desk.key_message()
+
+    def agree(self, messages: list[bytes]) -> bytes:
+        """Agree on keys with all members."""
+        return self._desk.agree(messages)
 
     def begin(self, terms: QuestionTerms) -> Agreed:
         """Settle the terms of a chain."""
@@ -345,8 +363,9 @@ class LocalDoor:
             self._desk.close()
             if self._engine is not None:
                 self._engine.close()
-            if self._own_ledger is not None:
-                self._own_ledger.close()
+            for ledger in self._own_ledgers:
+                if ledger is not None:
+                    ledger.close()
 
 
 def open_door(
@@ -367,18 +386,43 @@ def open_door(
     resuming: bool = False,
     tick: Tick = lambda done, total, text: None,
     source: Callable[[float], Source] | None = None,
+    consortium: Consortium | None = None,
 ) -> LocalDoor:
     """Load an owner's records, open its account, and give the door the analyst's loop asks at.
 
-    With `remembered` a keyed digest of the records is kept on the private side, and checked when `resuming`.
+    With `remembered` a keyed digest of the records is kept on the private side, and checked when `resuming`. With a `consortium`
+    its answers are sealed, and a second account keeps the promise against everybody.
     """
     engine = _engine(study, data, name, run_id, outside, columns, precision, remembered, resuming, tick)
     about = {"model": study.model.fingerprint(), "n": engine.n, "owner": name}
     with _closed_on_failure(engine):
         account, own = open_account(ledger, ledger_path, run_id, cap_quanta(mu), about, resuming=resuming)
-    desk = Desk(engine, study, account, source=source)
-    facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
-    return LocalDoor(desk, facts, own, engine)
+        if consortium is None:
+            desk = Desk(engine, study, account, source=source)
+            facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
+            return LocalDoor(desk, facts, own, engine=engine)
+        with _closed_on_failure(own):
+            keys = consortium.run(run_id, study.model.fingerprint(), engine.n)
+            path = None if ledger_path is None else ledger_path.with_name(f"ledger-everybody-{ledger_path.name}")
+            cap = cap_quanta(everybody_mu(consortium, mu, delta))
+            everybody, other = open_account(None, path, run_id, cap, about, resuming=resuming)
+            desk = Desk(engine, study, account, source=source, keys=keys, everybody=everybody)
+            facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
+            return LocalDoor(desk, sealed_facts(facts, consortium, cap), own, other, engine=engine)
+
+
+def everybody_mu(consortium: Consortium, mu: float, delta: float) -> float:
+    r"""Mu of a run's promise against everybody: as the owner states it, or :math:`\mu\sqrt{N - c}`, that of equal shares."""
+    if consortium.everybody is not None:
+        return float(gdp.mu(*consortium.everybody))
+    return float(min(mu * (consortium.size - consortium.colluders) ** 0.5, MAX_MU))
+
+
+def sealed_facts(facts: Facts, consortium: Consortium, cap: int) -> Facts:
+    """The same, of a run whose answers are sealed."""
+    return msgspec.structs.replace(
+        facts, roster=consortium.roster.digest.hex(), colluders=consortium.colluders, everybody=cap
+    )
 
 
 def _engine(

@@ -51,10 +51,12 @@ class Linear:
         What was summed.
     gamma, sigma
         Lattice and noise of the scalars.
+    among
+        Records of everybody whose scalars are added up: what must fit 64 bits. Those n by default.
     """
 
-    def __init__(self, statistic: StatisticSum, gamma: float, sigma: float, n: int) -> None:
-        self.statistic, self.gamma, self.sigma, self.n = statistic, gamma, sigma, n
+    def __init__(self, statistic: StatisticSum, gamma: float, sigma: float, n: int, among: int | None = None) -> None:
+        self.statistic, self.gamma, self.sigma, self.n, self._among = statistic, gamma, sigma, n, among or n
         lo, hi, middle = statistic.box
         self._half = (hi - lo + 2) / 2 * statistic.gamma
         self._own_error = evaluation_error(statistic.family, statistic.matrix)
@@ -79,7 +81,7 @@ class Linear:
         A scalar wider than `widest`, or too large for 64 bits, is not asked for. Both rules are symmetric in the pair.
         """
         widths = self.widths(proven, direction)
-        reach = self.n * jnp.sum(jnp.abs(direction) * self._half, axis=1) / self.gamma
+        reach = self._among * jnp.sum(jnp.abs(direction) * self._half, axis=1) / self.gamma
         asked = possible & jnp.isfinite(widths) & (widths <= widest) & (reach < lattice.SUM_LIMIT)
         widths = jnp.where(asked, widths, 0.0)
         return Priced(
@@ -92,10 +94,14 @@ class Linear:
         return jnp.round(product / self.gamma).astype(jnp.int64)
 
 
-def langevin_scalars(statistic: StatisticSum, sigma: float, gamma: float, n: int, first_sigma: float) -> "Corrections":
+def langevin_scalars(
+    statistic: StatisticSum, sigma: float, gamma: float, n: int, first_sigma: float, among: int | None = None
+) -> "Corrections":
     """Scalars of Langevin steps whose first answer has noise `first_sigma`."""
     first = (statistic.moved / first_sigma) ** 2
-    return Corrections(Linear(statistic, gamma, sigma, n), cost_quanta(first), float(sigma * (TOO_DEAR * first) ** 0.5))
+    return Corrections(
+        Linear(statistic, gamma, sigma, n, among), cost_quanta(first), float(sigma * (TOO_DEAR * first) ** 0.5)
+    )
 
 
 class Corrections(NamedTuple):
