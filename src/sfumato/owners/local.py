@@ -15,6 +15,7 @@ from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput
 from sfumato.kernel import Draw, Kernel, State
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_MU, cap_quanta, mu_squared
+from sfumato.protocol.consortium import Seat
 from sfumato.protocol.questions import Agreed, Facts, Question, Reply
 from sfumato.protocol.questions import Terms as QuestionTerms
 from sfumato.study.target import Study
@@ -404,25 +405,16 @@ def open_door(
         with _closed_on_failure(own):
             keys = consortium.run(run_id, study.model.fingerprint(), engine.n)
             path = None if ledger_path is None else ledger_path.with_name(f"ledger-everybody-{ledger_path.name}")
-            cap = cap_quanta(everybody_mu(consortium, mu, delta))
+            cap = cap_quanta(consortium.seat.everybody_mu(mu, MAX_MU))
             everybody, other = open_account(None, path, run_id, cap, about, resuming=resuming)
             desk = Desk(engine, study, account, source=source, keys=keys, everybody=everybody)
             facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
-            return LocalDoor(desk, sealed_facts(facts, consortium, cap), own, other, engine=engine)
+            return LocalDoor(desk, sealed_facts(facts, consortium.seat, cap), own, other, engine=engine)
 
 
-def everybody_mu(consortium: Consortium, mu: float, delta: float) -> float:
-    r"""Mu of a run's promise against everybody: as the owner states it, or :math:`\mu\sqrt{N - c}`, that of equal shares."""
-    if consortium.everybody is not None:
-        return float(gdp.mu(*consortium.everybody))
-    return float(min(mu * (consortium.size - consortium.colluders) ** 0.5, MAX_MU))
-
-
-def sealed_facts(facts: Facts, consortium: Consortium, cap: int) -> Facts:
-    """The same, of a run whose answers are sealed."""
-    return msgspec.structs.replace(
-        facts, roster=consortium.roster.digest.hex(), colluders=consortium.colluders, everybody=cap
-    )
+def sealed_facts(facts: Facts, seat: Seat, cap: int) -> Facts:
+    """The same, of a run whose answers are sealed; `cap` is that against everybody."""
+    return msgspec.structs.replace(facts, roster=seat.roster, colluders=seat.colluders, everybody=cap)
 
 
 def _engine(

@@ -112,6 +112,36 @@ class Roster(msgspec.Struct, frozen=True):
         return ", ".join(member.name for member in self.members)
 
 
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner says of its place in a consortium before anything is asked: public.
+
+    Attributes
+    ----------
+    roster
+        Digest of its roster, in hexadecimal digits.
+    consortium, members
+        Name of the consortium, and of all members in the roster's order.
+    position, colluders
+        Which of them this is, and how many others it assumes to work with the analyst.
+    unsealed
+        Whether it also answers runs that are not sealed.
+    everybody
+        Mu of its promise against everybody, where it states one; else 0, and the run's own promise decides.
+    """
+
+    roster: str
+    consortium: str
+    members: list[str]
+    position: int
+    colluders: int
+    unsealed: bool
+    everybody: float = 0.0
+
+    def everybody_mu(self, mu: float, largest: float) -> float:
+        r"""Mu of a run's promise against everybody: as stated, or :math:`\mu\sqrt{N - c}`, that of equal shares."""
+        return self.everybody or float(min(mu * (len(self.members) - self.colluders) ** 0.5, largest))
+
+
 class Vow(msgspec.Struct, frozen=True, kw_only=True):
     """What a member signs for one run: a fresh key, and what it brings.
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sfumato.errors import InvalidInput
-from sfumato.protocol.consortium import Member, Roster, fingerprint, key_of
+from sfumato.privacy import gdp
+from sfumato.protocol.consortium import Member, Roster, Seat, fingerprint, key_of
 from sfumato.vault.closed import closed
 from sfumato.vault.sealed.book import SealBook
 from sfumato.vault.sealed.identity import Identity
@@ -69,6 +70,8 @@ class Consortium:
             raise InvalidInput(
                 f"colluders must be a whole number from 0 to {len(members) - 1}, the other members, got {colluders!r}."
             )
+        if everybody is not None:
+            gdp.mu(*everybody)  # it is a promise
         self.colluders, self.unsealed, self.everybody = colluders, unsealed, everybody
         self.book = SealBook(None if book is None else Path(book))
         self.durable = book is not None
@@ -94,6 +97,15 @@ class Consortium:
     def size(self) -> int:
         """Number of members."""
         return len(self.roster.members)
+
+    @property
+    def seat(self) -> Seat:
+        """What this owner says of its place."""
+        return Seat(
+            roster=self.roster.digest.hex(), consortium=self.roster.name, members=[m.name for m in self.roster.members],
+            position=self.position, colluders=self.colluders, unsealed=self.unsealed,
+            everybody=0.0 if self.everybody is None else float(gdp.mu(*self.everybody)),
+        )  # fmt: skip
 
     @property
     def fingerprints(self) -> dict[str, str]:
