@@ -9,6 +9,7 @@ from sfumato.vault import engine, records
 from sfumato.vault.desk import Desk
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.sealed.consortium import Consortium
+from sfumato.vault.sealed.identity import Identity
 
 NAMES = ("a", "b", "c")
 CAP = 2**60
@@ -62,4 +63,30 @@ class House:
         self.close()
 
 
-__all__ = ["CAP", "NAMES", "House", "KeysGone", "parts_of"]
+__all__ = ["CAP", "NAMES", "House", "KeysGone", "parts_of", "prepare_members"]
+
+
+TABLE = """
+[consortium]
+name = "coast"
+colluders = {colluders}
+unsealed = {unsealed}
+
+[consortium.members]
+"""
+
+
+def prepare_members(folder, tables, *, colluders=1, unsealed="false", **options):
+    """Folders of nodes that are one consortium, each with its identity; gives name -> (folder, tokens)."""
+    from node_helpers import prepare
+
+    made = {
+        name: (folder / name, prepare(folder / name, values=values, name=name, **options))
+        for name, values in tables.items()
+    }
+    keys = {name: Identity.new(place / "identity.key").public for name, (place, _) in made.items()}
+    text = TABLE.format(colluders=colluders, unsealed=unsealed) + "".join(f'"{n}" = "{k}"\n' for n, k in keys.items())
+    for place, _ in made.values():
+        with (place / "owner.toml").open("a") as file:
+            file.write(text)
+    return made

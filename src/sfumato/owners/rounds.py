@@ -141,6 +141,8 @@ class Rounds:
         self._left = 0
         self._statistics: Statistics | None = None
         self.ahead, self.sealing = ahead, sealing
+        if sealing is not None:
+            sealing.each = self.each
 
     @property
     def doors(self) -> list[Door]:

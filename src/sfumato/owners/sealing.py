@@ -7,7 +7,7 @@ that time, and costs nothing.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -43,6 +43,10 @@ class Sealing:
         self._doors, self._older, self._remember = list(doors), list(known), remember
         self._used = list(known)
         self._keyset = b""
+        self.each: Callable[[Callable[[Any, int], Any]], list[Any]] = lambda call: [
+            call(d, i) for i, d in enumerate(doors)
+        ]
+        """Does something with every owner; patiently, in a run."""
 
     def ask(self, query_id: str, asked: Callable[[str], list[Reply]]) -> list[Reply]:
         """Everybody's masked answer to one question; `asked` asks it under an id.
@@ -79,9 +83,9 @@ class Sealing:
         """Ask everybody for a key, and give everybody all of them."""
         self._keyset = b""
         for _ in range(ATTEMPTS):
-            messages = [door.key_message() for door in self._doors]  # type: ignore[attr-defined]
+            messages = self.each(lambda door, i: door.key_message())
             try:
-                digests = {door.agree(messages) for door in self._doors}  # type: ignore[attr-defined]
+                digests = set(self.each(lambda door, i, said=messages: door.agree(said)))  # type: ignore[misc]
             except (KeysGone, OwnerRefused) as error:
                 _only_gone(error)
                 continue

@@ -9,8 +9,8 @@ The chain needs noise of variance :math:`\sigma^2` in an answer, whoever adds it
 and the chain is then as long as that of one owner of all records with :math:`\mu^2 = w^2/\sum_j (w_j^2/\mu_j^2)`. The same
 shares serve the two queries of a Langevin step, :math:`\xi_i = r_i\,4/h` and :math:`\sigma_i^2 = r_i\sigma^2`, and the pilot.
 
-Where sums are sealed, owner i pays for what a coalition with :math:`c_i` others cannot subtract, and a second, larger budget against
-everybody: `share_sealed`.
+Where sums are sealed, owner i pays for what a coalition with :math:`c_i` others cannot subtract, and from a second, larger budget
+against everybody: `share_sealed`.
 """
 
 from collections.abc import Sequence

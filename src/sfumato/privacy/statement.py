@@ -50,9 +50,7 @@ class SealedPromise:
 
     def __str__(self) -> str:
         others = len(self.members) - 1
-        who = {0: "none of them", others: "all of them"}.get(
-            self.colluders, f"up to {self.colluders} of them, whichever"
-        )
+        who = {0: "none", others: "all"}.get(self.colluders, f"up to {self.colluders} (whichever)")
         rest = (
             ""
             if self.colluders == others

@@ -107,6 +107,8 @@ class RunKeys:
                 digest = hashlib.sha256(messages[position]).hexdigest()
                 self._book.note_key(self._place, members[position].name, vow.epoch, digest)
         keyset = keyset_digest(self.roster, messages)
+        if self.agreement is not None and self.agreement.keyset == keyset:
+            return self.agreement  # said again: what was begun under it stays begun
         pairs = {
             j: pair_key(agreed(self._private, vow.key), keyset, self.me, j)
             for j, vow in enumerate(vows)
