@@ -80,6 +80,12 @@ class Books:
             if self.everybody is not None:
                 self.everybody.close()
 
+    def total_against_everybody(self) -> Amount:
+        """Cap and spending of the promise that holds if all other members are against this owner."""
+        if self.everybody is None:
+            return Amount(0.0, 0.0)
+        return Amount(mu_squared(self.everybody.cap), mu_squared(self.everybody.spent))
+
     def run_against_everybody(self, name: str, mu: float) -> Account:
         """The second account of a sealed run."""
         if self.everybody is None:

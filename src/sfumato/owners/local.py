@@ -1,10 +1,12 @@
 """In process: data and sampler in one program, the wall between them the vault's interface."""
 
+import dataclasses
 import hashlib
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +17,8 @@ from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput
 from sfumato.kernel import Draw, Kernel, State
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_MU, cap_quanta, mu_squared
-from sfumato.protocol.consortium import Seat
+from sfumato.privacy.coalition import check_shares, part_of
+from sfumato.protocol.consortium import SealedRelease, Seat, encode, release_tag
 from sfumato.protocol.questions import Agreed, Facts, Question, Reply
 from sfumato.protocol.questions import Terms as QuestionTerms
 from sfumato.study.target import Study
@@ -28,7 +31,7 @@ from sfumato.vault.ledger import Account, Block, Ledger
 from sfumato.vault.noise import Source
 from sfumato.vault.ray_table import RayTable
 from sfumato.vault.sealed.consortium import Consortium
-from sfumato.vault.statistics import StatisticsVault, Terms, terms_for
+from sfumato.vault.statistics import StatisticsVault, Terms, centre_of, sealed_terms_for, terms_for
 from sfumato.vault.vault import Chunk, Vault
 
 
@@ -249,10 +252,11 @@ class OpenedStatistics(NamedTuple):
     name: str
     account: Account
     own_ledger: Ledger | None
+    draw: Callable[[], Iterator[np.ndarray]] | None = None
 
     def release(self) -> Iterator[np.ndarray]:
         """Pay, then draw."""
-        return self.vault.release(self.terms, self.account)
+        return self.vault.release(self.terms, self.account) if self.draw is None else self.draw()
 
     def close(self) -> None:
         """Let go of the ledger if it was opened for this release alone."""
@@ -282,6 +286,60 @@ def open_statistics(
         own = ledger = Ledger.in_memory(cap)
     account = ledger.account(name, cap, about={"model": study.model.fingerprint(), "n": table.n, "copies": copies})
     return OpenedStatistics(StatisticsVault(table, study.family, source=source), terms, name, account, own)
+
+
+def open_sealed_statistics(
+    study: Study,
+    data: Any,
+    *,
+    mu: float,
+    copies: int,
+    xi: float | None,
+    ledger: Ledger | None,
+    consortium: Consortium,
+    release: str,
+    records_in_all: int,
+    shares: Sequence[float] | None,
+    outside: str = "refuse",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    source: Callable[[float], Source] | None = None,
+) -> tuple[OpenedStatistics, SealedRelease]:
+    """The same for a sealed release, which all owners agreed on beforehand. Nothing is drawn, spent or claimed yet."""
+    if study.family is None:
+        raise InvalidInput("a bundle needs an exponential family such as sf.families.Bernoulli().")
+    if not consortium.durable:
+        raise InvalidInput(
+            "a release id is remembered for ever, and this consortium has no file for it; sf.Consortium(..., book=...)."
+        )
+    roster, family = consortium.roster, study.family
+    parts = list(shares) if shares is not None else [1.0 / consortium.size] * consortium.size
+    check_shares(parts, consortium.size)
+    part = part_of(parts, consortium.position, consortium.colluders, records_in_all)
+    table = records.load(data, study.domain, outside=outside, columns=columns)
+    if table.n >= records_in_all:
+        raise InvalidInput(
+            f"all owners together have more records than this one's {table.n:,}, got {records_in_all:,}."
+        )
+    terms = sealed_terms_for(family, records_in_all, copies, mu, part, xi)
+    source_text = dataclasses.replace(family, prior=None).source()  # the prior is the analyst's own
+    content = encode([source_text, copies, terms.size, terms.sd, terms.gamma, parts, records_in_all])
+    tag = release_tag(roster, release, content)
+    sealed = SealedRelease(
+        release=release, roster=roster.digest.hex(), members=tuple(m.name for m in roster.members),
+        position=consortium.position, name=consortium.me, shares=tuple(parts), colluders=consortium.colluders,
+        records=records_in_all, centre=tuple(centre_of(family, terms.gamma).tolist()), tag=tag.hex(),
+    )  # fmt: skip
+    name, cap, own = f"{release}-{secrets.token_hex(4)}", cap_quanta(mu), None
+    if ledger is None:
+        own = ledger = Ledger.in_memory(cap)
+    account = ledger.account(name, cap, about={"model": study.model.fingerprint(), "n": table.n, "copies": copies})
+    vault = StatisticsVault(table, family, source=source)
+
+    def draw() -> Iterator[np.ndarray]:
+        claim = partial(consortium.book.claim_release, f"{sealed.roster}/{release}", sealed.tag)
+        return vault.release_sealed(terms, account, sealed, consortium.release_masks(tag), claim)
+
+    return OpenedStatistics(vault, dataclasses.replace(terms, n=table.n), name, account, own, draw), sealed
 
 
 QUICK_ROWS = 1 << 15

@@ -77,6 +77,16 @@ class JointStatement:
         """What was sampled, where that is no posterior of a likelihood: the same for all."""
         return self.owners[0].target
 
+    @property
+    def sensitivity(self) -> str:
+        """How the sensitivity of the first owner's answers is known."""
+        return self.owners[0].sensitivity
+
+    @property
+    def exact(self) -> str:
+        """What may be thought of the draws."""
+        return self._exact()
+
     def _exact(self) -> str:
         """The weakest of what the owners say about exactness."""
         said = [owner.exact for owner in sorted(self.owners, key=lambda owner: owner.outside != "clamp")]

@@ -142,6 +142,33 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
         return self.everybody or float(min(mu * (len(self.members) - self.colluders) ** 0.5, largest))
 
 
+class SealedRelease(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sealed release is besides: all public.
+
+    Attributes
+    ----------
+    release, roster, members, position, name
+        The id agreed on beforehand; digest of the roster, and its names; which of them this is.
+    shares, colluders
+        Everybody's share of the noise variance, and how many others this owner assumes to work together.
+    records, centre
+        Records of all owners; what each record's statistic was taken relative to.
+    tag
+        What the masks were made from: the same for all owners, or they did not release the same.
+    """
+
+    release: str
+    roster: str
+    members: tuple[str, ...]
+    position: int
+    name: str
+    shares: tuple[float, ...]
+    colluders: int
+    records: int
+    centre: tuple[float, ...]
+    tag: str
+
+
 class Vow(msgspec.Struct, frozen=True, kw_only=True):
     """What a member signs for one run: a fresh key, and what it brings.
 
@@ -213,6 +240,11 @@ def keyset_digest(roster: Roster, messages: list[bytes]) -> bytes:
 def tag_of(keyset: bytes, query_id: str, content: str) -> bytes:
     """What masks are made from: roster, all key messages (with them the run), the round, and the hash of terms and question."""
     return _digest("tag", keyset, query_id.encode(), content.encode())
+
+
+def release_tag(roster: Roster, release: str, content: bytes) -> bytes:
+    """The tag of a release that nobody relays keys for: roster, its agreed id, and all that was agreed."""
+    return _digest("release", roster.digest, release.encode(), content)
 
 
 def _digest(what: str, *parts: bytes) -> bytes:

@@ -18,6 +18,7 @@ from sfumato.owners.bundle import Bundle
 from sfumato.owners.bundle_door import BundleDoor
 from sfumato.owners.local import TableAccess, check_room, open_door, open_table
 from sfumato.owners.owner import Owner
+from sfumato.owners.sealed_bundle import gathered
 from sfumato.planner import budget_mu
 from sfumato.protocol.consortium import Seat
 from sfumato.study.target import Study, make_study
@@ -269,10 +270,14 @@ def as_parties(data: Any, given: Given) -> list[Party]:
     items = list(data) if isinstance(data, list | tuple) else [data]
     if not items:
         raise InvalidInput("a run needs at least one owner, got an empty list.")
-    if all(isinstance(item, Bundle) for item in items):
+    bundles = [item for item in items if isinstance(item, Bundle)]
+    if len(bundles) == len(items):
         given.refuse_with_bundles()
+        items = gathered(bundles)
     else:
         given.refuse_with_owners()
+    if len(bundles) < len(items) and any(bundle.sealed is not None for bundle in bundles):
+        raise InvalidInput("sealed bundles only add up among themselves; leave the owners who answer live out.")
     parties = [_party(item, given) for item in items]
     if len(parties) == 1 and isinstance(parties[0], TableParty):
         parties = [replace(parties[0], alone=not isinstance(parties[0].owner.data, RayTable))]

@@ -9,6 +9,7 @@ from sfumato.protocol.consortium import Member, Roster, Seat, fingerprint, key_o
 from sfumato.vault.closed import closed
 from sfumato.vault.sealed.book import SealBook
 from sfumato.vault.sealed.identity import Identity
+from sfumato.vault.sealed.masks import Masks, pair_key
 from sfumato.vault.sealed.session import RunKeys
 
 
@@ -118,9 +119,17 @@ class Consortium:
             self.roster, self.position, self._identity, self.colluders, book or self.book, run=run, model=model, n=n
         )
 
-    def agree(self, other: int) -> bytes:
-        """The static secret shared with another member, for releases that nobody relays keys for."""
-        return self._identity.agree(key_of(self.roster.members[other].key)[32:])
+    def release_masks(self, tag: bytes) -> Masks:
+        """Masks from the static keys that the roster pins, for a release that nobody relays keys for."""
+        members = enumerate(self.roster.members)
+        return Masks(
+            self.position,
+            {
+                j: pair_key(self._identity.agree(key_of(member.key)[32:]), tag, self.position, j)
+                for j, member in members
+                if j != self.position
+            },
+        )
 
     def __str__(self) -> str:
         return f"consortium {self.roster.name!r} of {self.roster.names}"
