@@ -50,7 +50,7 @@ class Books:
 
     def __init__(self, file: OwnerFile) -> None:
         total = file.budgets.total
-        self._budgets, self._lock = file.budgets, threading.Lock()
+        self._budgets, self._lock, self._house = file.budgets, threading.Lock(), file.consortium
         self.ledger = Ledger(file.place(file.ledger), epsilon=total.epsilon, delta=total.delta)
         self.slack = float(gdp.lattice_slack(MAX_NUMBERS, total.epsilon, 2.0**RELATIVE_LOG2))
         if self.slack > total.delta / 2:
@@ -228,5 +228,16 @@ class Books:
             f"analysts together. The guarantee is that of the cap fixed in advance (Gaussian DP with mu = {self.mu:.4g}, "
             f"mu squared = {cap:.4g}); {spent:.4g} of it is spent, reservations under way in full, which is bookkeeping and "
             f"not a smaller epsilon. Delta includes {self.slack:.1e} for the lattice of the noise. Releases from the same "
-            "records that did not pass through this ledger add to it (their mu squared add up)."
+            "records that did not pass through this ledger add to it (their mu squared add up)." + self._against_whom()
+        )
+
+    def _against_whom(self) -> str:
+        """What the statement rests on where sums are sealed, and what is left of it if more members than assumed collude."""
+        if self._house is None or self.everybody is None:
+            return ""
+        others, (cap, spent) = len(self._house.members) - 1, self.total_against_everybody()
+        return (
+            f" Sums are sealed in the consortium {self._house.name!r}: for them the guarantee holds against the analysts "
+            f"together with up to {self._house.colluders} of the other {others} members. If all {others} work with them, "
+            f"another cap holds (mu = {cap**0.5:.4g}, mu squared = {cap:.4g}; {spent:.4g} of it is spent)."
         )
