@@ -111,7 +111,7 @@ def both_ways(thetas, size):
 
 def draws_for(kernel, worlds):
     chains = [kernel.draw(Streams(s), STEPS) for s in np.random.SeedSequence(3).spawn(worlds)]
-    return Draw(*(jnp.asarray(np.stack(part)[:, :, None]) for part in zip(*chains, strict=True)))
+    return Draw(*(jnp.asarray(np.stack(part)[:, :, None]) for part in zip(*(c[:4] for c in chains), strict=True)))
 
 
 def noise_for(scale, *shape):
@@ -149,7 +149,7 @@ def run_langevin(family, study, thetas, columns, h, sigma, noise_factor=1.0):
         jnp.ones_like(start),
         jnp.full_like(start, jnp.nan),
     )
-    loop = compile_loop(source, study.model.log_prior, first=source.first)
+    loop = compile_loop(source, study.model.log_prior)
     fresh = Fresh(
         vectors=noise_for(source.noises[0][0] * noise_factor, worlds, STEPS, 1, dim),
         scalars=noise_for(source.noises[1][0], worlds, STEPS, 1),

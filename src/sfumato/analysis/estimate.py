@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from sfumato.analysis.result import quiet_arviz
-from sfumato.analysis.summary import with_verdict
 from sfumato.analysis.verdict import Verdict
 from sfumato.planner.forecast import MOSTLY_PRIOR
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
@@ -100,6 +99,8 @@ class Estimate:
     def summary(self) -> Any:
         """ArviZ summary table under its verdict: mean, sd and interval; of an unusable estimate nothing."""
         table = quiet_arviz().summary(self.to_arviz(), round_to=None, kind="stats")
+        from sfumato.analysis.summary import with_verdict  # and pandas
+
         return with_verdict(table, self.verdict)
 
     def report(self, path: str | Path) -> Path:

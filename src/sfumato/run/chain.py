@@ -36,6 +36,8 @@ CHUNK_TERMS = 40_000_000
 """Record evaluations per compiled call: a fraction of a second, so that progress moves."""
 FEWEST = 32
 """Steps per compiled call at the least."""
+FIRST_TERMS = 4_000_000
+"""Record evaluations of the first compiled call: draws are there a moment after it was compiled."""
 CHEAP_CHUNK = 4096
 """Steps per compiled call where a step makes no pass over the records."""
 _HEADROOM = 1.2  # reserved over expected cost of a chunk: rarely a second reservation, little to forfeit in a crash
@@ -98,6 +100,8 @@ def draw(
             if watched and alarmed(chain):  # also the first thing that is asked of a chain that was taken up again
                 return StopReason.NOT_MIXING
             want = min(size, hard - chain.steps)
+            if not (chain.steps or cheap):
+                want = min(want, max(FIRST_TERMS // (access.rows * chains), 1))
             try:
                 chunk = access.chunk(
                     chain.states,
