@@ -13,6 +13,7 @@ counted. The last line fits the model of `docs/measurements/scaling.md`: a part 
 
     python benchmarks/owners.py                  (both; some minutes)
     python benchmarks/owners.py --only nodes
+    python benchmarks/owners.py --sealed         (sealed sums instead: `owners_sealed.py`)
 """
 
 import argparse
@@ -42,6 +43,7 @@ from sfumato.node.tokens import TokenFile
 from sfumato.owners.local import LocalDoor, facts_of
 from sfumato.owners.remote import connect
 from sfumato.owners.rounds import Rounds
+from sfumato.owners.sealing import Sealing
 from sfumato.planner.belief import Belief
 from sfumato.planner.reference import reference_kernel
 from sfumato.study.target import make_study
@@ -160,8 +162,8 @@ class Node(NamedTuple):
 
 
 @contextmanager
-def node_of(folder: Path, n: int):
-    """A node process with n records."""
+def node_of(folder: Path, n: int, more: str = ""):
+    """A node process with n records; `more` tables of its file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -170,7 +172,7 @@ def node_of(folder: Path, n: int):
     table = {f"x_{i}": rng.uniform(-1, 1, n) for i in range(DIM)} | {"y": rng.integers(0, 2, n)}
     pq.write_table(pa.table(table), folder / "table.parquet")
     (folder / "model.py").write_text(MODEL)
-    (folder / "owner.toml").write_text(OWNER.format(name=folder.name, port=free_port()))
+    (folder / "owner.toml").write_text(OWNER.format(name=folder.name, port=free_port()) + more)
     file = read_owner(folder / "owner.toml")
     token, url = TokenFile(file.place(file.tokens)).add("bench"), f"http://127.0.0.1:{file.listen.port}"
     code = "from sfumato.cli import main; raise SystemExit(main())"
@@ -214,12 +216,17 @@ def processor_time(pids: list[int]) -> float:
 class Walker:
     """A chain over some nodes that goes on from slice to slice."""
 
-    def __init__(self, nodes: list[Node], what: str, kind: str, folder: Path, run: str) -> None:
+    def __init__(
+        self, nodes: list[Node], what: str, kind: str, folder: Path, run: str, *, sealed: bool = False
+    ) -> None:
         doors, self._pids = [], [os.getpid(), *(node.pid for node in nodes)]
         for owner, _ in nodes:
             name, study, _ = owner.study(load_model(f"model.py:{what}", folder), kernel=kind)
-            doors.append(owner.door(name, study.model.fingerprint(), epsilon=2.0, delta=1e-4, run_id=run))
-        self._rounds, self._stream = Rounds(study.model, doors, run_id=run, ahead=10**9), PublicStream(0, CHAINS)
+            fingerprint = study.model.fingerprint()
+            doors.append(owner.door(name, fingerprint, epsilon=2.0, delta=1e-4, run_id=run, sealed=sealed))
+        sealing = Sealing(doors) if sealed else None
+        self._rounds = Rounds(study.model, doors, run_id=run, ahead=10**9, sealing=sealing)
+        self._stream = PublicStream(0, CHAINS)
         dim = study.model.dim
         self._kernel = kernel_for(kind, study, self._rounds.n)
         with jax.enable_x64(True):
@@ -291,7 +298,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each measurement in one process")
     parser.add_argument("--slices", type=int, default=150, help="slices of each side, over nodes")
     parser.add_argument("--records", type=int, default=30_000, help="of all nodes together")
+    parser.add_argument(
+        "--sealed", action="store_true", help="sealed sums instead: worth, cost and masks; some minutes"
+    )
+    parser.add_argument("--runs", type=int, default=8, help="runs of each figure, sealed")
     options = parser.parse_args()
+    if options.sealed:
+        from owners_sealed import sealed
+
+        raise SystemExit(0 if sealed(options.runs, options.slices, options.records) else 1)
     if options.only != "nodes":
         sweep(options.rounds)
     if options.only != "process" and not over_nodes(options.slices, options.records):

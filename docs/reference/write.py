@@ -42,7 +42,16 @@ PYTHON = """# Python
 NAMES = {
     "Ask": ["plan", "sample", "resume", "estimate", "audit", "certify"],
     "What comes back": ["Run", "StopReason", "Estimate", "Plan", "Audit", "load"],
-    "Records and who holds them": ["Owner", "connect", "RayTable", "Bundle", "release", "Ledger"],
+    "Records and who holds them": [
+        "Owner",
+        "connect",
+        "RayTable",
+        "Bundle",
+        "release",
+        "Ledger",
+        "Consortium",
+        "Identity",
+    ],
     "Where a record lives": ["Binary", "Interval", "Integers", "Categories", "Box", "Ball", "Ellipsoid"],
     "Models": ["Model", "from_pymc", "robust"],
     "How far a record can move an answer": ["Clip", "Lipschitz", "Range"],

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sfumato.study.certify import certify
     from sfumato.vault.ledger import Ledger
     from sfumato.vault.ray_table import RayTable
+    from sfumato.vault.sealed.consortium import Consortium
+    from sfumato.vault.sealed.identity import Identity
 
 
 # Names are imported when they are first used, so that `import sfumato` and `sfumato --help` do not wait for JAX.
@@ -41,7 +43,7 @@ _HOME = {
     "Run": "analysis.result", "StopReason": "analysis.result", "load": "analysis.result",
     "plan": "run.sampling", "resume": "run.sampling", "sample": "run.sampling",
     "Clip": "bounds", "Lipschitz": "bounds", "Range": "bounds", "certify": "study.certify",
-    "Ledger": "vault.ledger",
+    "Ledger": "vault.ledger", "Consortium": "vault.sealed.consortium", "Identity": "vault.sealed.identity",
     "robust": "model.robust",
 }  # fmt: skip
 _MODULES = {"errors": "errors", "families": "families", "gdp": "privacy.gdp", "kernel": "kernel", "paper": "paper"}
@@ -54,8 +56,10 @@ __all__ = [
     "Bundle",
     "Categories",
     "Clip",
+    "Consortium",
     "Ellipsoid",
     "Estimate",
+    "Identity",
     "Integers",
     "Interval",
     "Ledger",

@@ -15,6 +15,7 @@ The tree::
     │   └── BadAnswer                      it answered something that cannot be an answer
     ├── PlanTooWeak                        the forecast says the chain cannot mix: .plan
     ├── NotArrived                         the pilot is not near the posterior: .off_by .spent .left
+    ├── KeysGone                           a round of a sealed sum under keys that its owner has no more
     ├── LedgerError                        the ledger is missing, foreign, edited or busy
     ├── CheckpointError                    a checkpoint is missing, corrupt, or of another run
     └── NoiseError                         the secret stream was used in a way it must not be
@@ -136,6 +137,13 @@ class NotArrived(SfumatoError):
         self.limit = limit
         self.estimate = estimate
         self.instead = instead
+
+
+class KeysGone(SfumatoError):
+    """A round of a sealed sum is asked under keys that its owner has no more, or was begun under them and not stored.
+
+    Nothing can be drawn for it again. The members agree on new keys, and the round is asked under those.
+    """
 
 
 class LedgerError(SfumatoError):

@@ -14,6 +14,8 @@ import sfumato.node.serve as serving
 from sfumato.node.config import read_owner
 from sfumato.node.state import Node
 from sfumato.vault.ledger import Account, Journal, Ledger
+from sfumato.vault.sealed.book import SealBook
+from sfumato.vault.sealed.session import RunKeys
 
 
 def die() -> None:
@@ -47,6 +49,11 @@ MOMENTS = {
     "handshake": (Node, "handshake", False),
     "open": (Node, "open_run", True),
     "account": (Ledger, "account", True),
+    "key-made": (SealBook, "next_epoch", True),  # its epoch is known, and nobody has heard of the key
+    "key-noted": (SealBook, "note_key", True),
+    "agreed": (RunKeys, "agree", True),
+    "begun": (RunKeys, "begin", True),  # paid for, and not drawn
+    "sealed": (RunKeys, "seal", True),  # drawn and masked, and not stored
 }
 
 

@@ -224,6 +224,7 @@ queries.base.Answer queries.base.Rounds queries.linear.Corrections queries.linea
 queries.linear.WalkSource queries.ratio.CoveredRatioSum queries.ratio.RatioSource queries.ratio.RatioSum
 queries.remainder.RemainderSource queries.remainder.RemainderSum queries.vector.PilotSum
 queries.vector.ScoreSum queries.vector.StatisticSum
+sealed.book.SealBook sealed.identity._Primitives sealed.session.Agreement purse.Purse
 ray_table.RayTable shards.Piece shards.Shard statistics.Terms statistics.Shape vault.Chunk vault.LoopSource
 """
 """Classes of the vault that hold questions, prices, what was released, or nothing: no record, no exact sum, no unused noise."""

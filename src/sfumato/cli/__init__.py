@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sfumato.cli import audit, bundle, demo, doctor, endings, ledger, node, paper, report, study
+from sfumato.cli import audit, bundle, demo, doctor, endings, identity, ledger, node, paper, report, study
 
 EPILOG = (
     "Exit codes: 0 fine; 1 something unexpected; 2 wrong usage or invalid input; 3 the plan is too weak, or `ledger verify` "
@@ -38,6 +38,7 @@ app.command()(report.report)
 app.command()(node.init)
 app.command()(node.serve)
 app.add_typer(node.tokens, name="token")
+app.add_typer(identity.app, name="identity")
 app.command()(audit.audit)
 app.command()(doctor.doctor)
 app.add_typer(ledger.app, name="ledger")

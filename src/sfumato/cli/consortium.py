@@ -27,10 +27,18 @@ INTRODUCTION = (
     "chance decided which insurance a family got. Here three insurers hold the records of one plan each. None may show them "
     "to the others or to the analyst, and none can answer alone: all its own customers have the same plan.\n\n"
     "Each insurer runs a node of its own, a real server on this machine. It adds its own noise to its own answers and guards "
-    "its own budget, (epsilon, delta) = ({epsilon:g}, {delta:g}). The analyst adds the answers up, and draws from the exact "
-    "posterior of all records together.\n\n"
+    "its own budget, (epsilon, delta) = ({epsilon:g}, {delta:g}). {how}\n\n"
     "The records are public (they ship with the package statsmodels), so the answer can be checked. One record, and so what "
     "is protected, is one person in one year; of some people there are up to five, and for them mu is up to five times as large."
+)
+SEALED = (
+    "The insurers are one consortium: what each of them sends is masked, and only the sum of all three opens. So they share the "
+    "noise: each is protected from the analyst together with any one of the others, and the sum has half the noise variance. The "
+    "analyst draws from the exact posterior of all records together."
+)
+UNSEALED = (
+    "It adds all the noise that it needs. The analyst adds the answers up, and draws from the exact posterior of all records "
+    "together."
 )
 COMPARISON = (
     "Without privacy: the normal approximation of the posterior of all {n:,} records in one table. Nobody here has such a "
@@ -62,25 +70,34 @@ class Seen(NamedTuple):
 
 
 def demonstrate(
-    out: Path, epsilon: float | None, seed: int | None, limit: dict[str, int], *, keep: bool, as_json: bool
+    out: Path,
+    epsilon: float | None,
+    seed: int | None,
+    limit: dict[str, int],
+    *,
+    keep: bool,
+    sealed: bool,
+    as_json: bool,
 ) -> int:
     """Run the demonstration; gives the exit code. The nodes are gone then, however it ended."""
     need_extra()
     try:
         with _ended_by_signals():
-            return _demonstrate(out, EPSILON if epsilon is None else epsilon, seed, limit, keep, as_json)
+            terms = limit | {"sealed": sealed}
+            return _demonstrate(out, EPSILON if epsilon is None else epsilon, seed, terms, keep, as_json)
     except KeyboardInterrupt:
         typer.echo("\nInterrupted. The nodes are stopped; nothing was drawn.", err=True)
         return endings.INTERRUPTED
 
 
-def _demonstrate(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], keep: bool, as_json: bool) -> int:
+def _demonstrate(out: Path, epsilon: float, seed: int | None, limit: dict[str, Any], keep: bool, as_json: bool) -> int:
     began = time.perf_counter()
     from sfumato.cli import show
 
     if not as_json:  # before the slow imports: a person wants to know what is going on
         show.heading("sfumato demo consortium")
-        show.paragraph(INTRODUCTION.format(epsilon=epsilon, delta=DELTA))
+        how = SEALED if limit["sealed"] else UNSEALED
+        show.paragraph(INTRODUCTION.format(epsilon=epsilon, delta=DELTA, how=how))
     from sfumato.cli import outputs
     from sfumato.demo.consortium import tables
     from sfumato.demo.consortium.owners import owners

@@ -62,6 +62,9 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Consortium: leave the nodes and their consoles running until Ctrl-C.")
     ] = False,
+    unsealed: Annotated[
+        bool, typer.Option("--unsealed", help="Consortium: no sealed sums; every owner adds all the noise it needs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show all of it on real records: plan, private posterior beside the exact one, report. About a minute."""
@@ -69,9 +72,12 @@ def demo(
     if which is Which.CONSORTIUM:
         from sfumato.cli.consortium import demonstrate
 
-        code = demonstrate(out or Path("demo-output/consortium"), epsilon, seed, limit, keep=keep, as_json=as_json)
-    elif keep:
-        raise InvalidInput("--keep leaves the consortium's nodes running, and this demo has none; leave it out.")
+        where = out or Path("demo-output/consortium")
+        code = demonstrate(where, epsilon, seed, limit, keep=keep, sealed=not unsealed, as_json=as_json)
+    elif keep or unsealed:
+        raise InvalidInput(
+            "--keep and --unsealed are about the consortium's nodes, and this demo has none; leave them out."
+        )
     else:
         code = _home(out or Path("demo-output"), 1.0 if epsilon is None else epsilon, seed, limit, as_json)
     raise typer.Exit(code)

@@ -14,10 +14,10 @@ import msgspec
 
 from sfumato.errors import InvalidInput, LedgerError
 from sfumato.node.catalogue import Refusal
-from sfumato.node.config import Budget, OwnerFile, check_name
+from sfumato.node.config import Budget, ConsortiumTable, OwnerFile, check_name
 from sfumato.owners.local import floor_to
 from sfumato.privacy import gdp
-from sfumato.privacy.budget import MAX_RELEASES, RELATIVE_LOG2, cap_quanta, mu_squared
+from sfumato.privacy.budget import MAX_MU, MAX_RELEASES, RELATIVE_LOG2, cap_quanta, mu_squared
 from sfumato.privacy.statement import NEIGHBOURS
 from sfumato.protocol.frames import Allowance, OwnBudget
 from sfumato.vault.ledger import Account, Journal, Ledger
@@ -50,7 +50,7 @@ class Books:
 
     def __init__(self, file: OwnerFile) -> None:
         total = file.budgets.total
-        self._budgets, self._lock = file.budgets, threading.Lock()
+        self._budgets, self._lock, self._house = file.budgets, threading.Lock(), file.consortium
         self.ledger = Ledger(file.place(file.ledger), epsilon=total.epsilon, delta=total.delta)
         self.slack = float(gdp.lattice_slack(MAX_NUMBERS, total.epsilon, 2.0**RELATIVE_LOG2))
         if self.slack > total.delta / 2:
@@ -60,14 +60,37 @@ class Books:
             )
         self.mu = float(gdp.mu(total.epsilon, total.delta - self.slack))
         self.journal = Journal(self.ledger)
+        self.everybody = None if file.consortium is None else self._against_everybody(file, file.consortium)
         self.node = self.ledger.account(NODE, cap_quanta(self.mu), about={"kind": NODE, "name": file.name})
 
+    def _against_everybody(self, file: OwnerFile, stated: ConsortiumTable) -> Ledger:
+        """The book of the promise that holds if all other members are against this owner."""
+        if stated.everybody is not None:
+            mu = float(gdp.mu(stated.everybody.epsilon, stated.everybody.delta))
+        else:
+            mu = min(self.mu * (len(stated.members) - stated.colluders) ** 0.5, MAX_MU)
+        return Ledger.with_cap(file.place(stated.ledger), cap_quanta(mu))
+
     def close(self) -> None:
-        """Fold the journal and close the ledger."""
+        """Fold the journal and close the ledgers."""
         try:
             self.journal.close()
         finally:
             self.ledger.close()
+            if self.everybody is not None:
+                self.everybody.close()
+
+    def total_against_everybody(self) -> Amount:
+        """Cap and spending of the promise that holds if all other members are against this owner."""
+        if self.everybody is None:
+            return Amount(0.0, 0.0)
+        return Amount(mu_squared(self.everybody.cap), mu_squared(self.everybody.spent))
+
+    def run_against_everybody(self, name: str, mu: float) -> Account:
+        """The second account of a sealed run."""
+        if self.everybody is None:
+            raise Refusal("not-sealed", name)
+        return self.everybody.account(name, min(cap_quanta(mu), self.everybody.cap), about={"kind": "run"})
 
     # -- opening --------------------------------------------------------------------------------------------------
 
@@ -80,7 +103,7 @@ class Books:
         )
 
     def run(
-        self, analyst: str, study: str, run: str, epsilon: float, delta: float, model: str
+        self, analyst: str, study: str, run: str, epsilon: float, delta: float, model: str, sealed: bool = False
     ) -> tuple[Account, float]:
         """Open the account of a run, or come back to it; with the mu of its guarantee.
 
@@ -111,8 +134,11 @@ class Books:
                 )
             about: dict[str, Any] = {"kind": "run", "analyst": analyst, "study": study, "run": run, "model": model}
             about |= {"epsilon": epsilon, "delta": delta, "opened": datetime.now(UTC).isoformat(timespec="seconds")}
+            about |= {"sealed": True} if sealed else {}
             if known is not None and known.about.get("model") != model:
                 raise Refusal("other-terms", f"run {run}: another model")
+            if known is not None and known.about.get("sealed", False) != sealed:
+                raise Refusal("other-terms", f"run {run}: sealed and unsealed")
             try:
                 return self.ledger.account(name, cap, parent=above, about=about), mu
             except LedgerError as error:
@@ -202,5 +228,16 @@ class Books:
             f"analysts together. The guarantee is that of the cap fixed in advance (Gaussian DP with mu = {self.mu:.4g}, "
             f"mu squared = {cap:.4g}); {spent:.4g} of it is spent, reservations under way in full, which is bookkeeping and "
             f"not a smaller epsilon. Delta includes {self.slack:.1e} for the lattice of the noise. Releases from the same "
-            "records that did not pass through this ledger add to it (their mu squared add up)."
+            "records that did not pass through this ledger add to it (their mu squared add up)." + self._against_whom()
+        )
+
+    def _against_whom(self) -> str:
+        """What the statement rests on where sums are sealed, and what is left of it if more members than assumed collude."""
+        if self._house is None or self.everybody is None:
+            return ""
+        others, (cap, spent) = len(self._house.members) - 1, self.total_against_everybody()
+        return (
+            f" Sums are sealed in the consortium {self._house.name!r}: for them the guarantee holds against the analysts "
+            f"together with up to {self._house.colluders} of the other {others} members. If all {others} work with them, "
+            f"another cap holds (mu = {cap**0.5:.4g}, mu squared = {cap:.4g}; {spent:.4g} of it is spent)."
         )

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from sfumato.errors import BudgetSpent, LedgerError, SfumatoError
+from sfumato.errors import BudgetSpent, KeysGone, LedgerError, SfumatoError
 
 
 class Entry(NamedTuple):
@@ -28,6 +28,10 @@ CATALOGUE: dict[str, Entry] = {
     "other-version": Entry(409, "Client and node speak different versions of the protocol."),
     "other-content": Entry(409, "This query id was answered for another content."),
     "other-terms": Entry(409, "This run was opened with other terms."),
+    "sealed-only": Entry(403, "This owner answers sealed sums alone, together with its consortium."),
+    "not-sealed": Entry(409, "This owner has no part in a consortium: its sums cannot be sealed."),
+    "keys-gone": Entry(409, "The keys this was asked under are gone; ask for new ones."),
+    "bad-keys": Entry(409, "The key messages are not those that all members made for this run."),
     "run-too-small": Entry(400, "The budget of a run must be a larger part of the node's."),
     "budget-spent": Entry(409, "The budget for this is spent, or smaller than what was asked for."),
     "paused": Entry(503, "The owner has paused this node."),
@@ -73,6 +77,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return error
     if isinstance(error, BudgetSpent):
         return Refusal("budget-spent", str(error))
+    if isinstance(error, KeysGone):
+        return Refusal("keys-gone", str(error))
     if isinstance(error, LedgerError):
         return Refusal("other-content" if "other content" in str(error) else "ledger", str(error))
     if isinstance(error, SfumatoError):

@@ -13,6 +13,7 @@ from sfumato.files import tables
 from sfumato.files.schema import Count, Positive, Share, Table, Where, keys, load, read
 from sfumato.files.tables import Column, Outside, Precision, Sensitivity
 from sfumato.vault.ray_table import RayTable
+from sfumato.vault.sealed.consortium import Consortium
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 """Names of studies, analysts and tokens: no dots, no slashes, nothing a path or an attribute could be made of."""
@@ -200,6 +201,43 @@ class Limits(Table, frozen=True):
     shutdown_seconds: Positive = 10.0
 
 
+class ConsortiumTable(Table, frozen=True):
+    """A consortium that this owner is a member of: its sums are sealed (docs/how-to/several-owners.md).
+
+    Attributes
+    ----------
+    name
+        What the consortium is called; the same at every member.
+    members
+        The public key of every member by name, this owner's own included, in the same order everywhere: the line that
+        `sfumato identity show` prints. Compare fingerprints by telephone.
+    colluders
+        How many other members you assume to work with an analyst.
+    identity
+        The file of your own keys; `sfumato identity new` makes it.
+    study
+        What the consortium is for; the same at every member.
+    unsealed
+        Whether you also answer runs that are not sealed.
+    everybody
+        Cap of everything sealed against all other members together; by default what follows from the total and colluders.
+    ledger
+        The book of that cap; made at the first start.
+    book
+        What must not be forgotten of keys; made when there is something.
+    """
+
+    name: str
+    members: dict[str, str]
+    colluders: Annotated[int, Meta(ge=0)]
+    identity: str = "identity.key"
+    study: str = "any"
+    unsealed: bool = False
+    everybody: Budget | None = None
+    ledger: str = "everybody.ledger"
+    book: str = "consortium.keys"
+
+
 class OwnerTables(Table, frozen=True):
     """An owner's file.
 
@@ -225,6 +263,8 @@ class OwnerTables(Table, frozen=True):
         Where the node listens.
     limits
         What one visitor may take of the machine.
+    consortium
+        Whom you answer together with, if with anybody.
     """
 
     name: str
@@ -237,6 +277,7 @@ class OwnerTables(Table, frozen=True):
     log: str | None = None
     listen: Listen = Listen()
     limits: Limits = Limits()
+    consortium: ConsortiumTable | None = None
 
     def __post_init__(self) -> None:
         if not self.studies:
@@ -280,6 +321,16 @@ class OwnerFile(OwnerTables, frozen=True):
     def columns(self) -> dict[str, Any]:
         """Which raw columns of the table make up each name."""
         return tables.columns(self.domain)
+
+    def membership(self) -> Consortium | None:
+        """The owner's place in its consortium, with its keys; None where there is no such table."""
+        stated = self.consortium
+        if stated is None:
+            return None
+        return Consortium(
+            stated.name, members=stated.members, me=self.name, identity=self.place(stated.identity),
+            colluders=stated.colluders, study=stated.study, unsealed=stated.unsealed, book=self.place(stated.book),
+        )  # fmt: skip
 
 
 def read_owner(path: str | Path) -> OwnerFile:
@@ -378,6 +429,18 @@ port = 8750
 # key = "node.key"
 # names = ["node.hospital.example"]              # under which others reach it; any other Host is refused
 # origins = ["https://node.hospital.example"]    # web pages that may talk to it; its own console may anyway
+
+# [consortium]                 # whom you answer together with: sealed sums (docs/how-to/several-owners.md)
+# name = "coast"               # what it is called; the same at every member
+# identity = "identity.key"    # your own keys; `sfumato identity new` makes the file
+# colluders = 1                # how many other members you assume to work with an analyst
+# study = "any"                # what it is for; the same at every member
+# unsealed = false             # or true: also answer runs that are not sealed
+# everybody = {{ epsilon = 6.0, delta = 1e-6 }}   # cap of everything sealed, against all other members together
+# ledger = "everybody.ledger"  # the book of that cap; made at the first start
+# book = "consortium.keys"     # what must not be forgotten of keys; made when there is something
+# [consortium.members]         # every member's key, yours too, in the same order everywhere: `sfumato identity show`
+# "{name}" = "sfumato-id:..."
 
 [limits]                       # what one visitor may take of the machine; see docs/how-to/run-a-node.md
 {limits}"""

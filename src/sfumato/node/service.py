@@ -278,6 +278,7 @@ def _console(node: Node, who: str) -> dict[str, Any]:
         "analysts": len(node.books.answered(accounts)),
         "runs": [
             {key: run[key] for key in ("study", "analyst", "run", "opened", "answers")}
+            | {"sealed": run.get("sealed", False)}
             | {"budget": _amount(run["budget"]), "state": node.state_of(run["name"], _pays_no_more(run))}
             for run in reversed(runs[-SHOWN_RUNS:])
         ],
@@ -288,9 +289,27 @@ def _console(node: Node, who: str) -> dict[str, Any]:
             for line in node.tokens.all().values()
         ],
         "statement": node.books.statement(node.name, node.n),
+        "consortium": _members(node),
         "head": str(node.books.ledger.head()),
         "log": [_shown(line) for line in list(node.log.recent)[: -SHOWN_EVENTS - 1 : -1]],
     }
+
+
+def _members(node: Node) -> dict[str, Any] | None:
+    """The roster, with fingerprints to compare by telephone; None where sums are not sealed."""
+    house = node.consortium
+    if house is None:
+        return None
+    members = [
+        {"name": name, "fingerprint": shown, "self": name == house.me} for name, shown in house.fingerprints.items()
+    ]
+    about = {
+        "name": house.roster.name,
+        "study": house.roster.study,
+        "colluders": house.colluders,
+        "unsealed": house.unsealed,
+    }
+    return about | {"members": members, "everybody": _amount(node.books.total_against_everybody())}
 
 
 def _pays_no_more(run: dict[str, Any]) -> bool:

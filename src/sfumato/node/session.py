@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from sfumato.errors import BudgetSpent
+from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
 from sfumato.node.catalogue import CATALOGUE, CLOSE_CODE, Refusal, body, refusal_of
 from sfumato.node.guard import Message, Receive, Send
 from sfumato.node.lanes import Lane
 from sfumato.node.state import ActiveRun, Node
 from sfumato.node.tokens import Token
-from sfumato.protocol.frames import FINE, GOODBYE, REFUSED, Ask, Begin, Left, Open, Request
+from sfumato.protocol.frames import FINE, GOODBYE, REFUSED, Agree, Ask, Begin, Keys, Open, Request
 from sfumato.protocol.questions import Release, Terms, encode
 
 _ask = msgspec.msgpack.Decoder(Ask)
@@ -214,14 +214,35 @@ class Session:
 
     # -- everything else ------------------------------------------------------------------------------------------
 
-    async def _manage(self, request: Open | Begin | Left) -> bytes:
+    async def _manage(self, request: Request) -> bytes:
         if isinstance(request, Open):
             return await self._open(request)
         run = self._held()
         if isinstance(request, Begin):
             return await self._begin(run, request.terms)
-        left = await self._at_the_desk(run, self.node.answering, lambda: run.desk.left)
-        return _plain.encode({"left": left})
+        if isinstance(request, Keys | Agree):
+            return await self._keys(run, request)
+        left = await self._at_the_desk(
+            run, self.node.answering, lambda: {"left": run.desk.left, "everybody": run.desk.left_for_everybody}
+        )
+        return _plain.encode(left)
+
+    async def _keys(self, run: ActiveRun, request: Keys | Agree) -> bytes:
+        """The owner's own key for the run; or what it makes of everybody's."""
+        if not run.opened.sealed:
+            raise Refusal("not-sealed", f"run {run.opened.run}")
+
+        def agreed() -> bytes:
+            if isinstance(request, Keys):
+                return run.desk.key_message()
+            try:
+                keyset = run.desk.agree(request.messages)
+            except (InvalidInput, LedgerError) as error:
+                raise Refusal("bad-keys", str(error)) from None
+            self.node.log.event("keys", who=run.analyst, what=f"run {run.opened.run}, keyset {keyset.hex()[:24]}")
+            return keyset
+
+        return _plain.encode(await self._at_the_desk(run, self.node.answering, agreed))
 
     async def _open(self, request: Open) -> bytes:
         if self._run is not None:

@@ -22,10 +22,13 @@ from sfumato.node.metrics import Metrics
 from sfumato.node.studies import ApprovedStudy, load_studies
 from sfumato.node.tick import Tick
 from sfumato.node.tokens import Token, TokenFile
+from sfumato.privacy.budget import MAX_MU
 from sfumato.protocol.frames import Handshake, Open
 from sfumato.protocol.questions import LANGEVIN, PROTOCOL, Agreed, Facts, Question, Release, Statistic, Terms
 from sfumato.tools.version import __version__
+from sfumato.vault.ledger import Account
 from sfumato.vault.noise import Source
+from sfumato.vault.sealed.consortium import Consortium
 from sfumato.vault.table import ClosedTable
 
 AWAY_SECONDS = 60.0
@@ -54,6 +57,19 @@ class Counter(Protocol):
     @property
     def left(self) -> int:
         """Quanta left."""
+        ...
+
+    @property
+    def left_for_everybody(self) -> int:
+        """Quanta left of the promise against everybody."""
+        ...
+
+    def key_message(self) -> bytes:
+        """The owner's key for the run."""
+        ...
+
+    def agree(self, messages: list[bytes]) -> bytes:
+        """Agree on keys with all members; gives the digest of the keyset."""
         ...
 
     def begin(self, terms: Terms) -> Agreed:
@@ -163,6 +179,7 @@ class Node:
         self.log = Log(None if file.log is None else file.place(file.log))
         self.metrics = Metrics()
         self.tokens = TokenFile(file.place(file.tokens))
+        self.consortium = file.membership()
         self._house = ClosedTable(
             file.records(), outside=file.data.outside, columns=file.columns, precision=file.data.precision,
             tick=self._loading(), source=source,
@@ -262,11 +279,12 @@ class Node:
             name=self.name, outside=self.file.data.outside, precision=self.file.data.precision,
             studies=[study.public() for study in self.studies.values()], analyst=analyst,
             budget=self.books.budget(analyst, self.studies), version=__version__,
+            seat=None if self.consortium is None else self.consortium.seat,
         )  # fmt: skip
 
     def open_run(self, token: Token, asked: Open, holder: object) -> ActiveRun:
         """Open a run or come back to it. The newest connection has it; an older one is told so."""
-        from sfumato.owners.local import facts_of
+        from sfumato.owners.local import facts_of, sealed_facts
 
         if asked.protocol != PROTOCOL:
             raise Refusal("other-version", f"protocol {asked.protocol}, here {PROTOCOL}")
@@ -274,24 +292,44 @@ class Node:
             raise Refusal("not-found", f"study {asked.study[:80]!r}")
         approved = self.studies[asked.study]
         form = approved.form(asked.model)
-        account, mu = self.books.run(token.name, asked.study, asked.run, asked.epsilon, asked.delta, asked.model)
+        self._check_seal(asked)
+        account, mu = self.books.run(
+            token.name, asked.study, asked.run, asked.epsilon, asked.delta, asked.model, asked.sealed
+        )
         with self._opening:
             run = self.runs.get(account.name)
             if run is None:
                 self.count_beginning(token.name)
                 self._make_room(token.name)
-                desk = self._house.desk(form, account, self.books.journal)
+                seat = self._seat(asked, account.name, mu)
+                desk = self._house.desk(form, account, self.books.journal, seat)
                 facts = facts_of(
                     form, desk, self.name, asked.epsilon, asked.delta, mu, self.file.data.outside,
                     self.file.data.precision, True,
                 )  # fmt: skip
                 facts = msgspec.structs.replace(facts, cap=account.cap, theta_bound=approved.entry.theta_bound)
+                if seat is not None:
+                    facts = sealed_facts(facts, seat[0].seat, seat[2].cap)
                 run = ActiveRun(token.name, approved, account.name, desk, facts, asked)
                 self.runs[account.name] = run
             run.holder, run.parted = holder, False
         self.metrics.opened += 1
         self.log.event("open", who=token.name, what=f"study {asked.study}, run {asked.run}, epsilon {asked.epsilon:g}")
         return run
+
+    def _check_seal(self, asked: Open) -> None:
+        """Refuse a sealed run where there is no consortium, and another one where its owner answers for no other."""
+        if asked.sealed and self.consortium is None:
+            raise Refusal("not-sealed", f"run {asked.run[:80]}")
+        if not asked.sealed and self.consortium is not None and not self.consortium.unsealed:
+            raise Refusal("sealed-only", f"run {asked.run[:80]}")
+
+    def _seat(self, asked: Open, name: str, mu: float) -> tuple[Consortium, str, Account] | None:
+        """What a sealed run needs besides: the consortium, the run's name among its members, an account against everybody."""
+        if not asked.sealed or self.consortium is None:
+            return None
+        everybody = self.consortium.seat.everybody_mu(mu, MAX_MU)
+        return self.consortium, asked.run, self.books.run_against_everybody(name, everybody)
 
     def leave_run(self, run: ActiveRun, holder: object, *, parted: bool = False) -> None:
         """The client is gone, with a goodbye or without; the desk waits a while for it to come back."""

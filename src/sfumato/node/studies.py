@@ -70,9 +70,10 @@ class ApprovedStudy:
 
     def check_terms(self, terms: Terms, most_chains: int) -> None:
         """Refuse noise below the floor, and more chains than the owner allows."""
-        self.check_sigma(terms.sigma)
+        least = _least(terms.shares)
+        self.check_sigma(terms.sigma * least)
         if terms.kernel == LANGEVIN:
-            self.check_sigma(terms.proposal_sigma)
+            self.check_sigma(terms.proposal_sigma * least)
             _check_finite(terms.matrix)
             self._check_theta([terms.centre])
         if not 1 <= terms.chains <= most_chains:
@@ -94,7 +95,10 @@ class ApprovedStudy:
             _check_finite([*question.matrix, [question.radius, question.sigma]])
             if not question.radius > 0:
                 raise Refusal("bad-number", "radius is not positive")
-            self.check_sigma(question.sigma / question.radius)  # vectors are in units of their own: the ratio counts
+            least = _least(question.shares)
+            self.check_sigma(
+                question.sigma * least / question.radius
+            )  # vectors are in units of their own: the ratio counts
         elif isinstance(question, Ratio):
             self._check_theta(question.theta)
             self._check_theta(question.theta_prop)
@@ -112,6 +116,14 @@ class ApprovedStudy:
                 if not -bound <= x <= bound:  # also refuses NaN
                     code = "outside-support" if abs(x) > bound and x - x == 0 else "bad-number"
                     raise Refusal(code, f"theta {x!r:.30} where the bound is {bound:g}")
+
+
+def _least(shares: list[float]) -> float:
+    """The smallest noise that any owner adds to a sealed sum, in units of all of it; one where it is not sealed."""
+    if not shares:
+        return 1.0
+    _check_finite([shares])
+    return float(max(min(shares), 0.0) ** 0.5)
 
 
 def _check_finite(rows: list[list[float]]) -> None:

@@ -164,7 +164,8 @@ class Door(Protocol):
 
     # A door may also have `prepaid` (its answers were paid for before: a bundle's), `spent` (quanta, with what a crash
     # forfeited), `waited` (seconds, for noise), and `send`: to send a question ahead, whose answer `ask` then only waits for; it
-    # says whether it was sent.
+    # says whether it was sent. One whose answers are sealed has `key_message()`, its key for the run, and `agree(messages)`,
+    # which takes those of all members and gives the digest of the keyset; and `left_for_everybody`, `spent_for_everybody`.
 
     def begin(self, terms: Terms) -> Agreed:
         """Settle the terms of a chain."""

@@ -24,21 +24,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from sfumato.domain import Domain
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
 from sfumato.owners import bundle_file
-from sfumato.owners.local import open_statistics
+from sfumato.owners.local import open_sealed_statistics, open_statistics
 from sfumato.planner import MAX_RELEASES, budget_mu, lattice_slack
+from sfumato.privacy import gdp
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.privacy.joint import join, plain_fields
-from sfumato.privacy.statement import Statement
+from sfumato.privacy.joint import JointStatement, join, plain_fields
+from sfumato.privacy.statement import SealedPromise, Statement
+from sfumato.protocol.consortium import SealedRelease
 from sfumato.study.target import make_study
 from sfumato.tools.kept_programs import kept_programs
 from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.sealed.consortium import Consortium
 
 if TYPE_CHECKING:
     from sfumato.analysis.noise_aware import NoiseAware
@@ -128,6 +132,8 @@ class Bundle:
         How far one record can move the sum: what was charged is copies * sensitivity**2 / xi.
     privacy
         The statement.
+    sealed
+        Of a sealed bundle, whose numbers mean nothing by themselves: what was agreed on. Else None.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class Bundle:
         path: Path | None = None,
         family: Family | None = None,
         used: int = 0,
+        privacy: Statement | JointStatement | None = None,
     ) -> None:
         self._header, self._values, self.path, self.family = dict(header), values, path, family
         self.id: str = header["id"]
@@ -153,7 +160,8 @@ class Bundle:
         self.outside: str = header["outside"]
         self.description: str = header["description"]
         self.fingerprint: str = header["family"]
-        self.privacy = Statement(**header["statement"])
+        self.sealed: dict[str, Any] | None = header.get("sealed")
+        self.privacy: Any = Statement(**header["statement"]) if privacy is None else privacy
         self.supply = Copies(self._all, self.copies, used)
 
     @classmethod
@@ -198,12 +206,28 @@ class Bundle:
 
     def take(self, count: int) -> np.ndarray:
         """Hand out `count` copies for good: see `Copies.take`."""
+        if self.sealed is not None:
+            self._all()  # says why there are none
         return self.supply.take(count)
 
     def check_family(self, family: Family) -> None:
         """Refuse a family this bundle was not released for; the prior may be any."""
         if family_fingerprint(family) != self.fingerprint:
             raise BundleError(f"this bundle was released for {self.description}, not for {family!r}; use that family.")
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """Everything public about the release."""
+        return dict(self._header)
+
+    def masked_rows(self) -> np.ndarray:
+        """Whole numbers of a sealed bundle, under masks: noise by themselves."""
+        return self._read("<i8")
+
+    def check_untouched(self) -> None:
+        """Refuse copies of which some were handed out: they are opened from the first one on."""
+        if self.used:
+            raise BundleError("copies of sealed bundles are opened and used together; open the files anew.")
 
     def mean(self) -> np.ndarray:
         """Average of all copies: everything the bundle says about the sum, noise variance xi/copies. Uses nothing up."""
@@ -217,7 +241,7 @@ class Bundle:
         """Write the bundle to a new file: header, every copy, checksum."""
         path = Path(path)
         with bundle_file.Writer(path, self._header) as writer:
-            writer.write(self._all())
+            writer.write(self.masked_rows() if self.sealed else self._all())
         return path
 
     def _family(self, family: Family | None) -> Family:
@@ -228,10 +252,18 @@ class Bundle:
         return found
 
     def _all(self) -> np.ndarray:
+        if self.sealed is not None:
+            raise BundleError(
+                "a sealed bundle is noise by itself: it opens together with those of all of "
+                f"{', '.join(self.sealed['members'])}. Pass all of them."
+            )
+        return self._read("<f8")
+
+    def _read(self, kind: str) -> np.ndarray:
         if self._values is None:
             if self.path is None:
                 raise BundleError("this bundle has neither copies nor a file; open it again.")
-            values = np.empty((self.copies, self.size))
+            values = np.empty((self.copies, self.size), kind)
             at = 0
             for rows in bundle_file.read_rows(self.path):
                 values[at : at + len(rows)] = rows
@@ -262,7 +294,9 @@ def noise_aware_of(family: Family, bundles: Sequence[Bundle], **options: Any) ->
         draws, warmup, chains, seed: see `sample_posterior`.
     """
     from sfumato.analysis.noise_aware import from_copies, sample_posterior
+    from sfumato.owners.sealed_bundle import gathered
 
+    bundles = gathered(bundles)
     check_distinct(family, bundles)
     mean = np.sum([bundle.mean() for bundle in bundles], axis=0)
     variance = sum(bundle.xi / bundle.copies for bundle in bundles)
@@ -275,6 +309,8 @@ def check_distinct(family: Family, bundles: Sequence[Bundle]) -> None:
     """Refuse bundles of another family, and one bundle given twice."""
     if not bundles:
         raise BundleError("no bundle was given; pass one, or a list of them.")
+    if sealed := [bundle for bundle in bundles if bundle.sealed is not None]:
+        sealed[0].mean()  # says what is missing
     for bundle in bundles:
         bundle.check_family(family)
     names = [bundle.id for bundle in bundles]
@@ -297,6 +333,10 @@ def release(
     outside: str = "refuse",
     columns: Mapping[str, str | Sequence[str]] | None = None,
     xi: float | None = None,
+    consortium: Consortium | None = None,
+    release_id: str | None = None,
+    records: int | None = None,
+    shares: Sequence[float] | None = None,
     progress: bool | Tick | None = None,
 ) -> Bundle:
     r"""Release k noisy copies of the sufficient statistic: all that Algorithm 3 ever asks of the data.
@@ -325,7 +365,13 @@ def release(
     columns
         Which raw columns of a table make up each name.
     xi
-        Noise variance per coordinate; by default what the budget affords. Corollary 1's is ``paper.corollary1(...).xi``.
+        Noise variance per coordinate; by default what the budget affords. Corollary 1's is ``paper.corollary1(...).xi``. Of a
+        sealed release that of all owners together, the same for all of them.
+    consortium, release_id, records
+        For a sealed release, which opens together with those of all other members: the owner's place in the consortium, an id
+        that was agreed on beforehand and is used once, and the number of records of all owners together.
+    shares
+        Everybody's share of the noise variance, in the roster's order, the same at all owners; equal ones by default.
     progress
         None: a bar on a terminal; True or False; or a function (done, expected, text).
 
@@ -349,7 +395,20 @@ def release(
     mu = budget_mu(epsilon, delta)
     study = make_study(family, domain)
     _check_request(copies, family.size, xi)
-    opened = open_statistics(study, data, mu=mu, copies=copies, xi=xi, ledger=ledger, outside=outside, columns=columns)
+    given: dict[str, Any] = {
+        "mu": mu, "copies": copies, "xi": xi, "ledger": ledger, "outside": outside, "columns": columns
+    }  # fmt: skip
+    sealed: SealedRelease | None = None
+    if consortium is None:
+        if any(one is not None for one in (release_id, records, shares)):
+            raise InvalidInput("release_id=, records= and shares= are for a sealed release; pass consortium=, too.")
+        opened = open_statistics(study, data, **given)
+    else:
+        _check_agreed(release_id, records)
+        opened, sealed = open_sealed_statistics(
+            study, data, consortium=consortium, release=str(release_id), records_in_all=int(records or 0), shares=shares,
+            **given,
+        )  # fmt: skip
     terms, name = opened.terms, opened.name
     statement = Statement(
         epsilon=float(epsilon),
@@ -364,6 +423,9 @@ def release(
         precision="float64",
         shared_ledger=ledger is not None,
         outside=outside,
+        sealed=None
+        if consortium is None or sealed is None
+        else _sealed_promise(consortium, sealed, terms.sensitivity, (terms.sd, copies), delta),
     )
     header = {
         "format": bundle_file.FORMAT, "id": name, "family": family_fingerprint(family),
@@ -371,6 +433,8 @@ def release(
         "xi": terms.xi, "gamma": terms.gamma, "sensitivity": terms.sensitivity, "epsilon": float(epsilon),
         "delta": float(delta), "mu": mu, "outside": outside, "statement": plain_fields(statement),
     }  # fmt: skip
+    if sealed is not None:
+        header["sealed"] = msgspec.to_builtins(sealed)
     try:
         with ticker(progress) as tick:
             return _write(header, opened.release, family, None if path is None else Path(path), tick)
@@ -381,7 +445,7 @@ def release(
 def _write(header: dict[str, Any], draw: Callable[[], Any], family: Family, path: Path | None, tick: Tick) -> Bundle:
     total, done = header["copies"], 0
     if path is None:
-        values = np.empty((total, header["size"]))
+        values = np.empty((total, header["size"]), bundle_file.number_kind(header))
         for rows in draw():
             values[done : done + len(rows)] = rows
             done += len(rows)
@@ -393,6 +457,32 @@ def _write(header: dict[str, Any], draw: Callable[[], Any], family: Family, path
             done += len(rows)
             tick(done, total, "releasing")
     return Bundle(header, path=path, family=family)
+
+
+def _check_agreed(release_id: str | None, records: int | None) -> None:
+    if not (isinstance(release_id, str) and 0 < len(release_id) <= 100 and release_id.isprintable()):
+        raise InvalidInput(
+            f"a sealed release has an id that all owners agreed on, 1 to 100 characters; got {release_id!r:.80}."
+        )
+    if isinstance(records, bool) or not isinstance(records, int | np.integer) or records < 2:
+        raise InvalidInput(f"a sealed release states the records of all owners together, records=..., got {records!r}.")
+
+
+def _sealed_promise(
+    consortium: Consortium, sealed: SealedRelease, moved: float, noise: tuple[float, int], delta: float
+) -> SealedPromise:
+    r"""Against everybody all copies cost :math:`k\Delta^2/\xi_i`, settled beforehand like everything else here."""
+    sd, copies = noise
+    mu = float(moved * copies**0.5 / (sd * sealed.shares[sealed.position] ** 0.5))
+    if consortium.everybody is not None and mu > float(gdp.mu(*consortium.everybody)):
+        raise InvalidInput(
+            f"against all other members this release would be worth mu = {mu:.4g}, and the owner promised no more than epsilon, "
+            f"delta = {consortium.everybody}; agree on more noise or on another share of it."
+        )
+    return SealedPromise(
+        consortium=consortium.roster.name, members=sealed.members, colluders=sealed.colluders, mu=mu,
+        epsilon=float(gdp.epsilon(mu, delta)), delta=float(delta), spent_mu=mu,
+    )  # fmt: skip
 
 
 def _check_request(copies: int, size: int, xi: float | None) -> None:

@@ -28,15 +28,21 @@ def column_names(size: int) -> list[str]:
     return [f"s_{j}" for j in range(size)]
 
 
+def number_kind(header: dict[str, Any]) -> str:
+    """What the numbers are: reals; or of a sealed bundle, whole numbers under masks."""
+    return "<i8" if header.get("sealed") else "<f8"
+
+
 class Checksum:
     """SHA-256 of a header and of rows, however they are cut into blocks."""
 
     def __init__(self, header: dict[str, Any]) -> None:
+        self._kind = number_kind(header)
         self._digest = hashlib.sha256(json.dumps(header, sort_keys=True, allow_nan=False).encode())
 
     def add(self, rows: np.ndarray) -> None:
         """Add rows, shape (m, d)."""
-        self._digest.update(np.ascontiguousarray(rows, dtype="<f8").data)
+        self._digest.update(np.ascontiguousarray(rows, dtype=self._kind).data)
 
     def hex(self) -> str:
         """The checksum so far."""
@@ -65,7 +71,8 @@ class Writer:
         self._path, self._draft = path, path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._sum, self._rows = Checksum(header), 0
         names = column_names(header["size"])
-        self._schema = pyarrow.schema([pyarrow.field(name, pyarrow.float64(), nullable=False) for name in names])
+        kind = pyarrow.int64() if header.get("sealed") else pyarrow.float64()
+        self._schema = pyarrow.schema([pyarrow.field(name, kind, nullable=False) for name in names])
         metadata = {HEADER_KEY: json.dumps(header, sort_keys=True).encode()}
         try:
             self._file = self._draft.open("wb")
@@ -84,7 +91,7 @@ class Writer:
         self._sum.add(rows)
 
     def finish(self) -> None:
-        """Seal, flush to the disk, rename, flush the folder."""
+        """Write the checksum, flush to the disk, rename, flush the folder."""
         self._parquet.add_key_value_metadata({CHECKSUM_KEY: self._sum.hex().encode()})
         self._parquet.close()
         self._file.flush()

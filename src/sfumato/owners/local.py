@@ -1,19 +1,24 @@
 """In process: data and sampler in one program, the wall between them the vault's interface."""
 
+import dataclasses
 import hashlib
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from sfumato.bounds.bounds import SEARCHED
 from sfumato.errors import BudgetSpent, CheckpointError, InvalidInput
 from sfumato.kernel import Draw, Kernel, State
 from sfumato.privacy import gdp
-from sfumato.privacy.budget import cap_quanta, mu_squared
+from sfumato.privacy.budget import MAX_MU, cap_quanta, mu_squared
+from sfumato.privacy.coalition import check_shares, part_of
+from sfumato.protocol.consortium import SealedRelease, Seat, encode, release_tag
 from sfumato.protocol.questions import Agreed, Facts, Question, Reply
 from sfumato.protocol.questions import Terms as QuestionTerms
 from sfumato.study.target import Study
@@ -25,7 +30,8 @@ from sfumato.vault.engine import Engine, LocalEngine
 from sfumato.vault.ledger import Account, Block, Ledger
 from sfumato.vault.noise import Source
 from sfumato.vault.ray_table import RayTable
-from sfumato.vault.statistics import StatisticsVault, Terms, terms_for
+from sfumato.vault.sealed.consortium import Consortium
+from sfumato.vault.statistics import StatisticsVault, Terms, centre_of, sealed_terms_for, terms_for
 from sfumato.vault.vault import Chunk, Vault
 
 
@@ -246,10 +252,11 @@ class OpenedStatistics(NamedTuple):
     name: str
     account: Account
     own_ledger: Ledger | None
+    draw: Callable[[], Iterator[np.ndarray]] | None = None
 
     def release(self) -> Iterator[np.ndarray]:
         """Pay, then draw."""
-        return self.vault.release(self.terms, self.account)
+        return self.vault.release(self.terms, self.account) if self.draw is None else self.draw()
 
     def close(self) -> None:
         """Let go of the ledger if it was opened for this release alone."""
@@ -281,6 +288,60 @@ def open_statistics(
     return OpenedStatistics(StatisticsVault(table, study.family, source=source), terms, name, account, own)
 
 
+def open_sealed_statistics(
+    study: Study,
+    data: Any,
+    *,
+    mu: float,
+    copies: int,
+    xi: float | None,
+    ledger: Ledger | None,
+    consortium: Consortium,
+    release: str,
+    records_in_all: int,
+    shares: Sequence[float] | None,
+    outside: str = "refuse",
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    source: Callable[[float], Source] | None = None,
+) -> tuple[OpenedStatistics, SealedRelease]:
+    """The same for a sealed release, which all owners agreed on beforehand. Nothing is drawn, spent or claimed yet."""
+    if study.family is None:
+        raise InvalidInput("a bundle needs an exponential family such as sf.families.Bernoulli().")
+    if not consortium.durable:
+        raise InvalidInput(
+            "a release id is remembered for ever, and this consortium has no file for it; sf.Consortium(..., book=...)."
+        )
+    roster, family = consortium.roster, study.family
+    parts = list(shares) if shares is not None else [1.0 / consortium.size] * consortium.size
+    check_shares(parts, consortium.size)
+    part = part_of(parts, consortium.position, consortium.colluders, records_in_all)
+    table = records.load(data, study.domain, outside=outside, columns=columns)
+    if table.n >= records_in_all:
+        raise InvalidInput(
+            f"all owners together have more records than this one's {table.n:,}, got {records_in_all:,}."
+        )
+    terms = sealed_terms_for(family, records_in_all, copies, mu, part, xi)
+    source_text = dataclasses.replace(family, prior=None).source()  # the prior is the analyst's own
+    content = encode([source_text, copies, terms.size, terms.sd, terms.gamma, parts, records_in_all])
+    tag = release_tag(roster, release, content)
+    sealed = SealedRelease(
+        release=release, roster=roster.digest.hex(), members=tuple(m.name for m in roster.members),
+        position=consortium.position, name=consortium.me, shares=tuple(parts), colluders=consortium.colluders,
+        records=records_in_all, centre=tuple(centre_of(family, terms.gamma).tolist()), tag=tag.hex(),
+    )  # fmt: skip
+    name, cap, own = f"{release}-{secrets.token_hex(4)}", cap_quanta(mu), None
+    if ledger is None:
+        own = ledger = Ledger.in_memory(cap)
+    account = ledger.account(name, cap, about={"model": study.model.fingerprint(), "n": table.n, "copies": copies})
+    vault = StatisticsVault(table, family, source=source)
+
+    def draw() -> Iterator[np.ndarray]:
+        claim = partial(consortium.book.claim_release, f"{sealed.roster}/{release}", sealed.tag)
+        return vault.release_sealed(terms, account, sealed, consortium.release_masks(tag), claim)
+
+    return OpenedStatistics(vault, dataclasses.replace(terms, n=table.n), name, account, own, draw), sealed
+
+
 QUICK_ROWS = 1 << 15
 
 
@@ -293,17 +354,15 @@ class LocalDoor:
         The counter.
     facts
         What is public about the owner.
-    own_ledger
-        A ledger to close with the door, if it was opened for this run alone.
+    own_ledgers
+        Ledgers to close with the door, if they were opened for this run alone.
     engine
         Records to let go of with the door, if they were opened for this run alone.
     """
 
-    def __init__(
-        self, desk: Desk, facts: Facts, own_ledger: Ledger | None = None, engine: Engine | None = None
-    ) -> None:
+    def __init__(self, desk: Desk, facts: Facts, *own_ledgers: Ledger | None, engine: Engine | None = None) -> None:
         self._engine = engine
-        self._desk, self.facts, self._own_ledger, self._closed = desk, facts, own_ledger, False
+        self._desk, self.facts, self._own_ledgers, self._closed = desk, facts, own_ledgers, False
 
     @property
     def name(self) -> str:
@@ -326,9 +385,27 @@ class LocalDoor:
         return self._desk.spent
 
     @property
+    def left_for_everybody(self) -> int:
+        """Quanta left of the promise against everybody."""
+        return self._desk.left_for_everybody
+
+    @property
+    def spent_for_everybody(self) -> int:
+        """Quanta spent of it."""
+        return self._desk.spent_for_everybody
+
+    @property
     def waited(self) -> float:
         """Seconds spent waiting for noise so far."""
         return self._desk.waited
+
+    def key_message(self) -> bytes:
+        """The owner's key message, for the others."""
+        return self._desk.key_message()
+
+    def agree(self, messages: list[bytes]) -> bytes:
+        """Agree on keys with all members."""
+        return self._desk.agree(messages)
 
     def begin(self, terms: QuestionTerms) -> Agreed:
         """Settle the terms of a chain."""
@@ -345,8 +422,9 @@ class LocalDoor:
             self._desk.close()
             if self._engine is not None:
                 self._engine.close()
-            if self._own_ledger is not None:
-                self._own_ledger.close()
+            for ledger in self._own_ledgers:
+                if ledger is not None:
+                    ledger.close()
 
 
 def open_door(
@@ -367,18 +445,34 @@ def open_door(
     resuming: bool = False,
     tick: Tick = lambda done, total, text: None,
     source: Callable[[float], Source] | None = None,
+    consortium: Consortium | None = None,
 ) -> LocalDoor:
     """Load an owner's records, open its account, and give the door the analyst's loop asks at.
 
-    With `remembered` a keyed digest of the records is kept on the private side, and checked when `resuming`.
+    With `remembered` a keyed digest of the records is kept on the private side, and checked when `resuming`. With a `consortium`
+    its answers are sealed, and a second account keeps the promise against everybody.
     """
     engine = _engine(study, data, name, run_id, outside, columns, precision, remembered, resuming, tick)
     about = {"model": study.model.fingerprint(), "n": engine.n, "owner": name}
     with _closed_on_failure(engine):
         account, own = open_account(ledger, ledger_path, run_id, cap_quanta(mu), about, resuming=resuming)
-    desk = Desk(engine, study, account, source=source)
-    facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
-    return LocalDoor(desk, facts, own, engine)
+        if consortium is None:
+            desk = Desk(engine, study, account, source=source)
+            facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
+            return LocalDoor(desk, facts, own, engine=engine)
+        with _closed_on_failure(own):
+            keys = consortium.run(run_id, study.model.fingerprint(), engine.n)
+            path = None if ledger_path is None else ledger_path.with_name(f"ledger-everybody-{ledger_path.name}")
+            cap = cap_quanta(consortium.seat.everybody_mu(mu, MAX_MU))
+            everybody, other = open_account(None, path, run_id, cap, about, resuming=resuming)
+            desk = Desk(engine, study, account, source=source, keys=keys, everybody=everybody)
+            facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
+            return LocalDoor(desk, sealed_facts(facts, consortium.seat, cap), own, other, engine=engine)
+
+
+def sealed_facts(facts: Facts, seat: Seat, cap: int) -> Facts:
+    """The same, of a run whose answers are sealed; `cap` is that against everybody."""
+    return msgspec.structs.replace(facts, roster=seat.roster, colluders=seat.colluders, everybody=cap)
 
 
 def _engine(

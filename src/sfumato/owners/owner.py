@@ -6,6 +6,7 @@ from typing import Any
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.sealed.consortium import Consortium
 
 
 class Owner:
@@ -32,6 +33,8 @@ class Owner:
         "float64" or "float32" evaluation of records.
     n
         Number of records. `plan` opens no table, so it needs the number. A table with another number is refused.
+    consortium
+        The owner's place in a consortium whose sums are sealed; its name there is `name`.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Owner:
         columns: Mapping[str, str | Sequence[str]] | None = None,
         precision: str = "float64",
         n: int | None = None,
+        consortium: Consortium | None = None,
     ) -> None:
         if not (isinstance(name, str) and 0 < len(name) <= 100 and name.isprintable() and "/" not in name):
             raise InvalidInput(f"an owner's name must be 1 to 100 printable characters without '/', got {name!r:.80}.")
@@ -54,7 +58,11 @@ class Owner:
             raise InvalidInput(f"epsilon and delta are given together or not at all, got {epsilon} and {delta}.")
         self.name, self.epsilon, self.delta, self.domain = name, epsilon, delta, domain
         self.outside, self.ledger, self.columns, self.precision = outside, ledger, columns, precision
-        self.data, self.n = data, n
+        if consortium is not None and consortium.me != name:
+            raise InvalidInput(
+                f"an owner is called on its roster as it is here, and it is {consortium.me!r} there, {name!r} here."
+            )
+        self.data, self.n, self.consortium = data, n, consortium
 
     def __repr__(self) -> str:
         return f"<Owner {self.name!r} closed>"

@@ -19,7 +19,21 @@ import msgspec
 
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, LedgerError, OwnerRefused
 from sfumato.kernel import AUTO, asks_first
-from sfumato.protocol.frames import FINE, PASSING, Approved, Ask, Begin, Handshake, Left, Open, OwnBudget, Refused
+from sfumato.protocol.consortium import Seat
+from sfumato.protocol.frames import (
+    FINE,
+    PASSING,
+    Agree,
+    Approved,
+    Ask,
+    Begin,
+    Handshake,
+    Keys,
+    Left,
+    Open,
+    OwnBudget,
+    Refused,
+)
 from sfumato.protocol.questions import PROTOCOL, Agreed, Facts, Question, Reply, Terms, decode_reply
 from sfumato.study.target import Study, computes_alike, make_study
 from sfumato.tools.progress import say
@@ -39,6 +53,7 @@ MAX_REPLY = 1 << 26
 _facts = msgspec.msgpack.Decoder(Facts)
 _agreed = msgspec.msgpack.Decoder(Agreed)
 _left = msgspec.msgpack.Decoder(dict[str, int])
+_bytes = msgspec.msgpack.Decoder(bytes)
 _refused = msgspec.msgpack.Decoder(Refused)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -161,9 +176,16 @@ class RemoteOwner:
             f"{' or '.join(mine) or 'of other columns'}. Use the owner's own file, to the letter."
         )
 
-    def door(self, study: str, model: str, *, epsilon: float, delta: float, run_id: str) -> "RemoteDoor":
+    @property
+    def seat(self) -> Seat | None:
+        """The owner's place in a consortium, if it has one."""
+        return self._said.seat
+
+    def door(
+        self, study: str, model: str, *, epsilon: float, delta: float, run_id: str, sealed: bool = False
+    ) -> "RemoteDoor":
         """Open a run there, or come back to it: the same id, study and guarantee give the same account."""
-        asked = Open(study=study, model=model, run=run_id, epsilon=float(epsilon), delta=float(delta))
+        asked = Open(study=study, model=model, run=run_id, epsilon=float(epsilon), delta=float(delta), sealed=sealed)
         return RemoteDoor(self._line, asked, self.name)
 
     def __repr__(self) -> str:
@@ -193,6 +215,7 @@ class RemoteDoor:
         self._begun: dict[str, Any] | None = None  # what the chain rests on, as the node said it first
         self._ahead: _Ahead | None = None
         self._told = False  # that nobody answers
+        self._key, self._messages = b"", list[bytes]()  # its key message, and everybody's, as they were agreed on
         try:
             self.facts: Facts = self._patiently(lambda: self._facts)
         except BaseException:
@@ -202,8 +225,40 @@ class RemoteDoor:
     @property
     def left(self) -> int:
         """Quanta left for this run."""
+        return self._said_left.get("left", 0)
+
+    @property
+    def left_for_everybody(self) -> int:
+        """Quanta left of the run's promise against everybody."""
+        return self._said_left.get("everybody", 0)
+
+    @property
+    def spent_for_everybody(self) -> int:
+        """Quanta spent of it."""
+        return max(self.facts.everybody - self.left_for_everybody, 0)
+
+    @property
+    def _said_left(self) -> dict[str, int]:
         said: dict[str, int] = self._patiently(lambda: self._exchange(_encoder.encode(Left()), _left.decode))
-        return said.get("left", 0)
+        return said
+
+    def key_message(self) -> bytes:
+        """The owner's key for the run, for the others; a connection that is made for it does not ask for the last one."""
+        self._messages = []
+        self._key = self._patiently(lambda: self._exchange(_encoder.encode(Keys()), _bytes.decode))
+        return self._key
+
+    def agree(self, messages: list[bytes]) -> bytes:
+        """Agree on keys with all members, and settle the terms again that a chain had."""
+
+        def settle() -> bytes:
+            keyset: bytes = self._exchange(_encoder.encode(Agree(messages=messages)), _bytes.decode)
+            self._settle_again()
+            return keyset
+
+        keyset: bytes = self._patiently(settle)
+        self._messages = messages
+        return keyset
 
     def begin(self, terms: Terms) -> Agreed:
         """Settle the terms of the chain; they are settled again at every new connection."""
@@ -301,6 +356,16 @@ class RemoteDoor:
                 f"{self.name!r} came back with {', '.join(changed)}, and the run began with another: the chain would have "
                 "another target. Start a new run.", self.name, "other-terms"
             )  # fmt: skip
+        if self._asked.sealed:
+            if not self._messages:  # keys are being agreed on anew
+                return
+            if self._exchange(_encoder.encode(Keys()), _bytes.decode) != self._key:
+                raise OwnerRefused(f"{self.name!r} has come back with another key.", self.name, "keys-gone")
+            self._exchange(_encoder.encode(Agree(messages=self._messages)), _bytes.decode)
+        self._settle_again()
+
+    def _settle_again(self) -> None:
+        """Settle the terms that the chain had, where it had any."""
         if self._terms is not None:
             again = self._exchange(_encoder.encode(Begin(terms=self._terms)), _agreed.decode)
             if again != self._agreed:

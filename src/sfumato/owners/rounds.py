@@ -5,6 +5,9 @@ Each owner adds its own noise; the answers add up, and so do the variances: the 
 :math:`\sum_i \xi_i = 4/h`: its covariance is fixed, so giving each owner 4/h would make the acceptance ratio wrong. A bundle
 lends a part that follows from its copies; owners who answer live share the rest.
 
+Where the sums are *sealed* (`owners.sealing`), all owners are asked the same, to the byte, and what each of them gives is noise
+by itself: only the sum over all of them is an answer. It is taken mod 2^64.
+
 Query ids follow from the run's id, the step and the kind: a run that reconnects or resumes asks again with the same ids and
 gets the same bytes. Langevin's first query is asked for several steps together (`ahead`).
 """
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, OwnerLost, OwnerRefused
@@ -32,11 +36,13 @@ from sfumato.model import Model, derivatives
 from sfumato.owners.ahead import Statistics, Summed
 from sfumato.owners.base import Door
 from sfumato.owners.bundle_door import BundleDoor
+from sfumato.owners.sealing import Sealing, opened
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.protocol.frames import PASSING
 from sfumato.protocol.questions import (
     LANGEVIN,
     WALK,
+    Agreed,
     Facts,
     Linear,
     Question,
@@ -107,6 +113,8 @@ class Rounds:
         Steps taken before, when a run goes on.
     ahead
         Step up to which Langevin's statistics are asked for several steps at a time; the same when a run goes on.
+    sealing
+        The keys of a run whose sums are sealed.
     """
 
     def __init__(
@@ -118,6 +126,7 @@ class Rounds:
         shares: Sequence[float] | None = None,
         step: int = 0,
         ahead: int = 0,
+        sealing: Sealing | None = None,
     ) -> None:
         if not doors:
             raise InvalidInput("a run needs at least one owner, got none.")
@@ -132,7 +141,9 @@ class Rounds:
         self._failure: Exception | None = None
         self._left = 0
         self._statistics: Statistics | None = None
-        self.ahead = ahead
+        self.ahead, self.sealing = ahead, sealing
+        if sealing is not None:
+            sealing.each = self.each
 
     @property
     def doors(self) -> list[Door]:
@@ -148,6 +159,18 @@ class Rounds:
         """Mu squared that each owner who answers live has left."""
         live = [door for door in self._doors if not getattr(door, "prepaid", False)]
         return [max(min(door.left, door.facts.cap), 1) / QUANTA_PER_UNIT for door in live]
+
+    def budgets_for_everybody(self) -> list[float]:
+        """Mu squared that each owner has left of its promise against everybody; those of a run whose sums are sealed."""
+        return [max(getattr(door, "left_for_everybody", 0), 1) / QUANTA_PER_UNIT for door in self._doors]
+
+    def spent_for_everybody(self, number: int) -> int:
+        """Quanta that an owner has spent of it; of one that is lost, all of it."""
+        door = self._doors[number]
+        try:
+            return int(getattr(door, "spent_for_everybody", 0))
+        except (OSError, OwnerError):
+            return door.facts.everybody
 
     def spent(self, number: int) -> int:
         """Quanta that an owner has spent; of one that is lost, the whole cap that it promised."""
@@ -242,22 +265,36 @@ class Rounds:
 
     def add(self, name: str, question: Question, size: int, gamma: float) -> Added:
         """Ask all owners one question and add their answers."""
-        query_id = f"{self._run_id}/{name}"
         rows = len(question.asked) if isinstance(question, Ratio | Linear | Remainder) else 1
-
-        def ask(door: Door, number: int) -> Reply:
-            return checked(door.name, query_id, door.ask(query_id, question), size, rows, gamma)
-
-        sent = [hasattr(door, "send") and door.send(query_id, question) for door in self._doors]
-        replies = self.each(ask, sent)
+        replies = self._replies(f"{self._run_id}/{name}", question, size, rows, gamma)
         self._spent = [now + reply.quanta for now, reply in zip(self._spent, replies, strict=True)]
         extra = [np.square(r.sigma) for r in replies if r.sigma]
         return Added(
-            np.array([r.numbers for r in replies], np.int64).sum(axis=0),
+            self._summed(replies),
             np.logical_and.reduce([r.answered for r in replies]),
             np.array([r.widths for r in replies], float).T,
             np.sum(extra, axis=0) if extra else np.zeros(rows),
         )
+
+    def _replies(self, query_id: str, question: Question, size: int, rows: int, gamma: float | None) -> list[Reply]:
+        """Everybody's answer to one question: of a sealed sum, under the keys that all of them have, or have answered it with."""
+
+        def asked(under: str) -> list[Reply]:
+            def ask(door: Door, number: int) -> Reply:
+                most = LARGEST if self.sealing is None else 2**63
+                return checked(door.name, under, door.ask(under, question), size, rows, gamma, most)
+
+            sent = [hasattr(door, "send") and door.send(under, question) for door in self._doors]
+            return self.each(ask, sent)
+
+        return asked(query_id) if self.sealing is None else self.sealing.ask(query_id, asked)
+
+    def _summed(self, replies: Sequence[Reply]) -> np.ndarray:
+        rows = np.array([reply.numbers for reply in replies], np.int64)
+        if self.sealing is None:
+            return np.asarray(rows.sum(axis=0))
+        answered = np.logical_and.reduce([reply.answered for reply in replies])
+        return opened(rows, np.repeat(answered, rows.shape[1] // len(answered)))
 
     @property
     def unused(self) -> int:
@@ -276,18 +313,22 @@ class Rounds:
         self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray | None = None
     ) -> np.ndarray:  # fmt: skip
         """Noisy sum of vectors over all owners, with noise sigma in all; each owner adds its share."""
-        query_id, self._released = f"{self._run_id}/pilot/{self._released}", self._released + 1
+        name, self._released = f"pilot/{self._released}", self._released + 1
         middle = np.zeros(derivatives.size(what, self._model.dim)) if centre is None else np.asarray(centre, float)
+        whole = Release(
+            what=what, theta=np.asarray(theta, float).tolist(), matrix=np.asarray(matrix, float).tolist(), radius=float(radius),
+            sigma=float(sigma), centre=middle.tolist(),
+        )  # fmt: skip
+        if self.sealing is not None:
+            sealed = msgspec.structs.replace(whole, shares=self.shares)
+            replies = self._replies(f"{self._run_id}/{name}", sealed, len(middle), 1, None)
+            if len({reply.gamma for reply in replies}) > 1:
+                raise BadAnswer("owners must answer on one lattice, and these do not.", owner=self._doors[0].name)
+            return np.asarray(self._summed(replies).astype(np.float64) * replies[0].gamma + self.n * middle)
+        query_id = f"{self._run_id}/{name}"
 
         def ask(door: Door, number: int) -> np.ndarray:
-            question = Release(
-                what=what,
-                theta=np.asarray(theta, float).tolist(),
-                matrix=np.asarray(matrix, float).tolist(),
-                radius=float(radius),
-                sigma=float(sigma * self.shares[number] ** 0.5),
-                centre=middle.tolist(),
-            )
+            question = msgspec.structs.replace(whole, sigma=float(sigma * self.shares[number] ** 0.5))
             reply = checked(door.name, query_id, door.ask(query_id, question), len(middle), 1, None)
             return np.array(reply.numbers, np.int64).astype(np.float64) * reply.gamma
 
@@ -316,25 +357,9 @@ class Rounds:
         if kernel.free is not None:  # paid moves keep to the owners' box, so free ones must as well
             kernel = replace(kernel, free=replace(kernel.free, bound=self.theta_bound))  # type: ignore[type-var]
         chains = len(states.theta)
-        sigmas = [sigma * share**0.5 for share in self.shares]
-        gamma = min(choose_gamma(each, self.n) for each in sigmas if each > 0)
-        terms = [Terms(kernel=WALK, chains=chains, sigma=each, gamma=gamma) for each in sigmas]
-        if kernel.first:
-            firsts = self._first_noise(kernel)
-            first_gamma = min(choose_gamma(each, self.n) for each in firsts if each > 0)
-            if kernel.copy_sigma:
-                sigmas = [kernel.copy_sigma * share**0.5 for share in self.shares]
-                gamma = first_gamma = min(first_gamma, *(choose_gamma(each, self.n) for each in sigmas if each > 0))
-            terms = [
-                Terms(
-                    kernel=LANGEVIN, chains=chains, sigma=each, gamma=gamma, proposal_sigma=first,
-                    proposal_gamma=first_gamma, matrix=np.asarray(kernel.matrix, float).tolist(),
-                    centre=np.asarray(kernel.centre, float).tolist() if isinstance(kernel, ReferenceLangevin) else [],
-                    copies=bool(kernel.copy_sigma),
-                )
-                for each, first in zip(sigmas, firsts, strict=True)
-            ]  # fmt: skip
-        agreed = self.each(lambda door, i: door.begin(terms[i]))
+        terms = self._terms(kernel, sigma, chains)
+        gamma, first_gamma = terms[0].gamma, terms[0].proposal_gamma
+        agreed = self._settled(terms)
         wanted = len(terms[0].matrix)
         for door, answer in zip(self._doors, agreed, strict=True):
             if len(answer.middle) != wanted or answer.middle != agreed[0].middle:
@@ -363,6 +388,45 @@ class Rounds:
                 self._chain = _CopyStep(self, log_prior, cast(Langevin, kernel), first)
             else:
                 self._chain = _Step(self, log_prior, kernel, sigma, gamma, first)
+
+    def _terms(self, kernel: Kernel, sigma: float, chains: int) -> list[Terms]:
+        """Everybody's terms: each has its own noise in them; or, where sums are sealed, the same ones with all shares."""
+        seconds, firsts = [(kernel.copy_sigma or sigma) * share**0.5 for share in self.shares], [0.0] * len(self.shares)
+        gamma, first_gamma = self._finest(seconds), 0.0
+        if kernel.first:
+            firsts = self._first_noise(kernel)
+            first_gamma = self._finest(firsts)
+            if kernel.copy_sigma:
+                gamma = first_gamma = min(first_gamma, gamma)
+        common = Terms(kernel=LANGEVIN if kernel.first else WALK, chains=chains, sigma=sigma, gamma=gamma)
+        if kernel.first:
+            common = msgspec.structs.replace(
+                common, proposal_gamma=first_gamma, matrix=np.asarray(kernel.matrix, float).tolist(),
+                centre=np.asarray(kernel.centre, float).tolist() if isinstance(kernel, ReferenceLangevin) else [],
+                copies=bool(kernel.copy_sigma),
+            )  # fmt: skip
+        if self.sealing is not None:
+            first = asked_sigma(kernel) if kernel.first else 0.0
+            said = msgspec.structs.replace(
+                common, sigma=kernel.copy_sigma or sigma, proposal_sigma=first, shares=self.shares
+            )
+            return [said] * len(self._doors)
+        return [
+            msgspec.structs.replace(common, sigma=second, proposal_sigma=first)
+            for second, first in zip(seconds, firsts, strict=True)
+        ]
+
+    def _finest(self, sigmas: Sequence[float]) -> float:
+        """A lattice that is fine enough for everybody's noise."""
+        return min(choose_gamma(each, self.n) for each in sigmas if each > 0)
+
+    def _settled(self, terms: Sequence[Terms]) -> list[Agreed]:
+        """What every owner says to the terms; where sums are sealed, once all have keys."""
+
+        def settle() -> list[Agreed]:
+            return self.each(lambda door, i: door.begin(terms[i]))
+
+        return settle() if self.sealing is None else self.sealing.keyed(settle)
 
     def _first_noise(self, kernel: Kernel) -> list[float]:
         """Noise of each owner's statistic: bundles lend some, in proportion to their copies' own, and the others add the rest."""
@@ -433,14 +497,16 @@ def _gravity(error: BaseException) -> int:
     return next((i + 1 for i, kind in enumerate(order) if isinstance(error, kind)), 0)
 
 
-def checked(name: str, query_id: str, reply: Reply, size: int, rows: int, gamma: float | None) -> Reply:
+def checked(
+    name: str, query_id: str, reply: Reply, size: int, rows: int, gamma: float | None, most: int = LARGEST
+) -> Reply:
     """Refuse what cannot be an answer to this question, and say whose it was."""
     what = ""
     if not isinstance(reply, Reply) or reply.id != query_id:
         what = "an answer to another query"
     elif gamma is not None and reply.gamma != gamma:
         what = "an answer on another lattice"
-    elif not (isfinite(reply.gamma) and reply.gamma > 0) or not _whole_numbers(reply.numbers, size):
+    elif not (isfinite(reply.gamma) and reply.gamma > 0) or not _whole_numbers(reply.numbers, size, most):
         what = "something that is not the numbers asked for"
     elif not (len(reply.widths) == len(reply.answered) == rows and len(reply.sigma) in (0, rows)):
         what = "an answer for another number of chains"
@@ -455,8 +521,8 @@ def checked(name: str, query_id: str, reply: Reply, size: int, rows: int, gamma:
     return reply
 
 
-def _whole_numbers(numbers: Sequence[int], size: int) -> bool:
-    return len(numbers) == size and all(isinstance(x, int) and abs(x) <= LARGEST for x in numbers)
+def _whole_numbers(numbers: Sequence[int], size: int, most: int) -> bool:
+    return len(numbers) == size and all(isinstance(x, int) and -most <= x < most for x in numbers)
 
 
 class _Step:

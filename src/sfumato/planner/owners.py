@@ -8,6 +8,9 @@ The chain needs noise of variance :math:`\sigma^2` in an answer, whoever adds it
 
 and the chain is then as long as that of one owner of all records with :math:`\mu^2 = w^2/\sum_j (w_j^2/\mu_j^2)`. The same
 shares serve the two queries of a Langevin step, :math:`\xi_i = r_i\,4/h` and :math:`\sigma_i^2 = r_i\sigma^2`, and the pilot.
+
+Where sums are sealed, owner i pays for what a coalition with :math:`c_i` others cannot subtract, and from a second, larger budget
+against everybody: `share_sealed`.
 """
 
 from collections.abc import Sequence
@@ -27,6 +30,7 @@ from sfumato.planner.choice import Choice, Task, longest_steps
 from sfumato.planner.langevin import ENOUGH, STEP_SIZES, squared_widths
 from sfumato.planner.plan import Plan
 from sfumato.planner.walks import SIGMAS, STEPS, Walk, mean_square_width, step_matrices
+from sfumato.privacy.coalition import SMALLEST_SHARE, left_of
 from sfumato.study.target import Study
 
 MOST_LENT = 0.98
@@ -53,6 +57,84 @@ def share_out(budgets: Sequence[float], squared_widths: Sequence[float]) -> tupl
     loads = [width / budget for width, budget in zip(squared_widths, budgets, strict=True)]
     total = sum(loads)
     return [load / total for load in loads], float(total**-0.5)
+
+
+def share_sealed(
+    budgets: Sequence[float], everybody: Sequence[float], squared_widths: Sequence[float], colluders: Sequence[int]
+) -> tuple[list[float], float]:
+    r"""The same where sums are sealed: the least noise in all that keeps every owner within both of its budgets.
+
+    With :math:`v_i` owner i's noise variance and :math:`V = \sum_i v_i`, the smallest V for which, at every owner,
+
+    .. math:: V - \sum_{c_i\text{ largest } j \ne i} v_j \ge w_i^2/\mu_i^2, \qquad v_i \ge w_i^2/M_i^2,
+
+    :math:`M_i` its budget against everybody; of all such, the one whose largest :math:`v_i` is smallest. A linear program: the
+    sum of the c largest is :math:`\min_t\{ct + \sum_j (v_j - t)_+\}`. Equal owners get :math:`V = \frac{N}{N - c}w^2/\mu^2`.
+
+    Parameters
+    ----------
+    budgets, everybody
+        Mu squared that each owner has left against its coalition, and against everybody.
+    squared_widths
+        As in `share_out`.
+    colluders
+        How many others each owner assumes to work with the analyst.
+    """
+    size = len(budgets)
+    needed = np.array(squared_widths) / np.array(budgets)
+    floors = np.array(squared_widths) / np.array(everybody)
+    unit = float(needed.max())
+    needed, floors = needed / unit, floors / unit
+    least = _least_noise(needed, floors, colluders, np.ones(size), None)
+    evenest = _least_noise(needed, floors, colluders, None, float(least.sum()) * (1 + 1e-9))
+    noise = np.maximum(evenest, float(evenest.sum()) * 2 * SMALLEST_SHARE / size)
+    total = float(noise.sum())
+    shares = (noise / total).tolist()
+    # What rounding and a solver's tolerance left undone: a little more noise pays for it.
+    short = max(need / left_of(shares, i, c) / total for i, (need, c) in enumerate(zip(needed, colluders, strict=True)))
+    return shares, float((unit * total * max(short, 1.0)) ** -0.5)
+
+
+def _least_noise(
+    needed: np.ndarray, floors: np.ndarray, colluders: Sequence[int], price: np.ndarray | None, total: float | None
+) -> np.ndarray:
+    """Noise variances that keep everybody within budget: the least in all; or, of those up to a total, the evenest ones."""
+    from scipy.optimize import linprog
+
+    size = len(needed)
+    # Unknown: v (size), the largest of them, and for every owner t_i and (v_j - t_i)_+ for each j.
+    width = size + 1 + size * (size + 1)
+    rows, limits = [], []
+
+    def row(limit: float) -> np.ndarray:
+        rows.append(np.zeros(width))
+        limits.append(limit)
+        return rows[-1]
+
+    for i, c in enumerate(colluders):
+        at = size + 1 + i * (size + 1)
+        enough = row(-needed[i])
+        enough[:size] = -1.0
+        enough[at] = c
+        for j in range(size):
+            if j != i and c:
+                enough[at + 1 + j] = 1.0
+                above = row(0.0)
+                above[j], above[at], above[at + 1 + j] = 1.0, -1.0, -1.0
+        largest = row(0.0)
+        largest[i], largest[size] = 1.0, -1.0
+    if total is not None:
+        row(total)[:size] = 1.0
+    goal = np.zeros(width)
+    if price is None:
+        goal[size] = 1.0
+    else:
+        goal[:size] = price
+    bounds = [(floor, None) for floor in floors] + [(0.0, None)] * (width - size)
+    found = linprog(goal, A_ub=np.array(rows), b_ub=np.array(limits), bounds=bounds, method="highs")
+    if not found.success:
+        raise InvalidInput(f"the noise of these owners cannot be shared out ({found.message}); check their budgets.")
+    return np.asarray(found.x[:size])
 
 
 def relative_widths(studies: Sequence[Study], belief: Belief) -> list[float]:

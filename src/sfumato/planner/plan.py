@@ -68,6 +68,8 @@ class Plan:
         What is sampled, where that is no posterior of a likelihood (`sfumato.robust`).
     influence
         The two made-up records that set the price, and what would lower it. None for families, and after the pilot.
+    sealed, unsealed_ess
+        Whether the owners answer with sealed sums; and (of a plan that was asked for by itself) the forecast if they did not.
     """
 
     kernel: str
@@ -98,6 +100,8 @@ class Plan:
     estimate: EstimateForecast | None = None
     target: Target | None = None
     influence: Influence | None = None
+    sealed: bool = False
+    unsealed_ess: float | None = None
 
     @property
     def share_of_limit(self) -> float:
@@ -185,6 +189,7 @@ class Plan:
             ("noise", self._noise()),
             ("chains", f"{self.chains} x about {self.iterations:,} iterations"),
             ("forecast", f"{self.forecast_ess:.3g} effective draws, {self.share_of_limit:.0%} of the one-shot limit"),
+            *([("unsealed", self._beside(self.unsealed_ess))] if self.unsealed_ess is not None else []),
             *([("perhaps", self._perhaps(self.band))] if self.band is not None else []),
             *([("estimate", f"in place of chains: {self.estimate}")] if self.estimate is not None else []),
             *([("price", self.influence.price)] if self.influence is not None else []),
@@ -204,8 +209,13 @@ class Plan:
 
     def _worth(self) -> str:
         if len(self.owners) > 1:
-            return f"the largest of any owner; together they are worth one owner with mu = {self.mu:.4g}"
+            how = "their sums are sealed, and " if self.sealed else ""
+            return f"the largest of any owner; {how}together they are worth one owner with mu = {self.mu:.4g}"
         return f"mu = {self.mu:.4g} of the cap"
+
+    def _beside(self, unsealed: float) -> str:
+        times = self.forecast_ess / max(unsealed, 1e-12)
+        return f"{unsealed:.3g} effective draws, if the owners did not seal their sums: {times:.2g} times fewer"
 
     def _perhaps(self, band: tuple[float, float]) -> str:
         low, high = (f"{end:,.3g}" if end < 1000 else f"{end:,.0f}" for end in band)
@@ -244,6 +254,8 @@ class Plan:
         out |= {"copy_sigma": self.copy_sigma} if self.copy_sigma else {}
         out |= {"averaged": self.averaged} if self.averaged else {}
         out |= {"lent": self.lent} if self.lent else {}
+        out |= {"sealed": True} if self.sealed else {}
+        out |= {"unsealed_ess": self.unsealed_ess} if self.unsealed_ess is not None else {}
         out |= {
             "considered": [list(pair) for pair in self.considered],
             "missing": [list(pair) for pair in self.missing],

@@ -77,6 +77,16 @@ class JointStatement:
         """What was sampled, where that is no posterior of a likelihood: the same for all."""
         return self.owners[0].target
 
+    @property
+    def sensitivity(self) -> str:
+        """How the sensitivity of the first owner's answers is known."""
+        return self.owners[0].sensitivity
+
+    @property
+    def exact(self) -> str:
+        """What may be thought of the draws."""
+        return self._exact()
+
     def _exact(self) -> str:
         """The weakest of what the owners say about exactness."""
         said = [owner.exact for owner in sorted(self.owners, key=lambda owner: owner.outside != "clamp")]
@@ -94,6 +104,18 @@ class JointStatement:
         ]
         return "".join(f" WARNING, of {name}: {words}" for name, words in warned if words)
 
+    def _how(self) -> str:
+        first, count = self.owners[0].sealed, len(self.owners)
+        if first is None:
+            return (
+                f"{count} owners released their answers separately, each with its own noise and its own budget, and each promise "
+                "holds against the other owners and the analyst together."
+            )
+        if len({(owner.sealed.colluders, owner.sealed.mu) for owner in self.owners if owner.sealed}) == 1:
+            return f"{count} owners answered together. {first}"
+        each = " ".join(f"{owner.owner}: {owner.sealed}" for owner in self.owners)
+        return f"{count} owners answered together. {each}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         together = {"epsilon": self.epsilon, "delta": self.delta, "mu": self.mu, "together_mu": self.together_mu}
@@ -107,8 +129,7 @@ class JointStatement:
             for number, owner in enumerate(self.owners, 1)
         )
         return (
-            f"{len(self.owners)} owners released their answers separately, each with its own noise and its own budget, and each "
-            f"promise holds against the other owners and the analyst together. {promises} A person whose record only one "
+            f"{self._how()} {promises} A person whose record only one "
             "owner holds has that owner's promise. For a person held by two of them mu squared adds up (mu^2 = mu_1^2 + mu_2^2); "
             f"held by all of them that makes mu = {self.together_mu:.4g}.{self._careless()} {self._exact()}{self._clamped()}"
             + (f" {self.target}" if self.target else "")

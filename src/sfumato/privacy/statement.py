@@ -27,6 +27,45 @@ def careless(delta: float, n: int) -> str:
 
 
 @dataclass(frozen=True)
+class SealedPromise:
+    """What a statement rests on where sums are sealed, and what is left of it if more members than assumed are against it.
+
+    Attributes
+    ----------
+    consortium, members, colluders
+        Who answered together, and how many of the others are assumed to work with whoever sees the answers.
+    mu, epsilon, delta
+        The promise that holds if all others do.
+    spent_mu
+        What of it was used: bookkeeping.
+    """
+
+    consortium: str
+    members: tuple[str, ...]
+    colluders: int
+    mu: float
+    epsilon: float
+    delta: float
+    spent_mu: float
+
+    def __str__(self) -> str:
+        others = len(self.members) - 1
+        who = {0: "none", others: "all"}.get(self.colluders, f"up to {self.colluders} (whichever)")
+        rest = (
+            ""
+            if self.colluders == others
+            else f" If all of them do, a second cap holds: Gaussian DP with mu = {self.mu:.4g}, that is (epsilon = "
+            f"{self.epsilon:.3g}, delta = {self.delta:g}); of it mu = {self.spent_mu:.4g} was used."
+        )
+        return (
+            f"Sums were sealed in the consortium {self.consortium!r} ({', '.join(self.members)}): nobody sees the numbers of "
+            f"one owner. The guarantee holds against everybody who sees the sums together with {who} of the other {others} "
+            f"owners; an owner that adds no noise, or hands its keys over, counts as one of them.{rest} That nobody can take the "
+            "masks off rests on X25519, HKDF-SHA256 and ChaCha20."
+        )
+
+
+@dataclass(frozen=True)
 class Statement:
     """The guarantee of a run.
 
@@ -54,6 +93,8 @@ class Statement:
         "refuse" or "clamp": what happened to records outside the domain.
     target
         What was sampled, where that is no posterior of a likelihood.
+    sealed
+        Against whom it holds, where sums were sealed.
     """
 
     epsilon: float
@@ -71,6 +112,12 @@ class Statement:
     owner: str = ""
     outside: str = "refuse"
     target: str = ""
+    sealed: SealedPromise | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sealed, dict):  # as `to_dict` wrote it
+            members = tuple(self.sealed["members"])
+            object.__setattr__(self, "sealed", SealedPromise(**self.sealed | {"members": members}))
 
     @property
     def rho(self) -> float:
@@ -92,6 +139,9 @@ class Statement:
             return ""
         return f" As a rule, {CLAMPED}; whether there were any is not released, and the posterior is that of the clamped records."
 
+    def _coalition(self) -> str:
+        return f" {self.sealed}" if self.sealed is not None else ""
+
     def _aimed(self) -> str:
         return f" {self.target}" if self.target else ""
 
@@ -112,8 +162,8 @@ class Statement:
             f"({self.epsilon:g}, {self.delta:g})-differential privacy with respect to {self.neighbours}. In plain words: "
             f"also for someone who knows all of the {self.n:,} records but one, nothing they could see becomes more than "
             f"e^{self.epsilon:g} = {exp(self.epsilon):.3g} times as likely through what that one record says, up to a "
-            f"probability of {self.delta:g}.{self._careless()} The guarantee is that of a cap fixed in advance "
-            f"(Gaussian DP with mu = {self.mu:.4g}, zCDP with rho = {self.rho:.4g}); "
+            f"probability of {self.delta:g}.{self._careless()}{self._coalition()} The guarantee is that of a cap fixed in "
+            f"advance (Gaussian DP with mu = {self.mu:.4g}, zCDP with rho = {self.rho:.4g}); "
             f"of this cap mu = {self.spent_mu:.4g} was used, which is bookkeeping and not a smaller "
             f"epsilon. {scope} The noise is discrete Gaussian from the operating system's entropy, and delta includes "
             f"{self.lattice_slack:.1e} for its lattice. {self.sensitivity} {self.exact}{self._clamped()}{self._aimed()} "

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from sfumato.protocol.consortium import Seat
 from sfumato.protocol.questions import PROTOCOL, Question, Terms
 
 FINE, REFUSED = b"\x00", b"\x01"
@@ -28,6 +29,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown
         The analyst's own name for the run; query ids live inside it.
     epsilon, delta
         The guarantee of the run: its cap.
+    sealed
+        Whether its sums are sealed: then nothing of it is ever answered unsealed.
     """
 
     study: str
@@ -35,7 +38,18 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open", forbid_unknown
     run: str
     epsilon: float
     delta: float
+    sealed: bool = False
     protocol: int = PROTOCOL
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True, tag="keys", forbid_unknown_fields=True):
+    """The owner's key message for the run, to be relayed to the other members of its consortium."""
+
+
+class Agree(msgspec.Struct, frozen=True, kw_only=True, tag="agree", forbid_unknown_fields=True):
+    """Every member's key message, in the roster's order."""
+
+    messages: list[bytes]
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", forbid_unknown_fields=True):
@@ -52,10 +66,10 @@ class Ask(msgspec.Struct, frozen=True, tag="ask", array_like=True, forbid_unknow
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True, tag="left", forbid_unknown_fields=True):
-    """How many quanta are left for this run."""
+    """How many quanta are left for this run; and of its promise against everybody, where its sums are sealed."""
 
 
-Request: TypeAlias = Open | Begin | Left
+Request: TypeAlias = Open | Begin | Left | Keys | Agree
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,4 +154,5 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True):
     analyst: str
     budget: OwnBudget
     version: str
+    seat: Seat | None = None
     protocol: int = PROTOCOL

@@ -14,7 +14,7 @@ import msgspec
 Vector: TypeAlias = list[float]
 Matrix: TypeAlias = list[list[float]]
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of these structures; owners and analyst must have the same."""
 AHEAD = 16
 """Steps whose statistics may be asked for in one message."""
@@ -44,6 +44,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         Quanta of this study's account; its guarantee is that of this cap.
     theta_bound
         The owner answers for parameters with every coordinate in [-theta_bound, theta_bound], on the unconstrained scale.
+    roster, colluders, everybody
+        Of a run whose sums are sealed: digest of the owner's roster; how many other members it assumes to work with the analyst;
+        quanta of its promise against everybody.
     """
 
     name: str
@@ -66,6 +69,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     version: str = ""
     theta_bound: float = math.inf
+    roster: str = ""
+    colluders: int = 0
+    everybody: int = 0
 
     def settled(self) -> dict[str, Any]:
         """What a chain rests on, and what may not change before its end: plain values, as a run's terms record them."""
@@ -90,6 +96,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     copies
         Langevin on a family: whether corrections are made from second copies of the statistic. A `Statistic` then gives both
         and there is no `Linear`; sigma is the noise in each coordinate of a second copy, on the lattice of the first.
+    shares
+        Sealed sums only: each member's share of the noise variance. Both sigmas are then those of all owners together, and these
+        terms are the same for all of them, to the byte.
     """
 
     kernel: str
@@ -101,6 +110,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     proposal_gamma: float = 0.0
     centre: Vector = []
     copies: bool = False
+    shares: Vector = []
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +129,10 @@ class Agreed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A noisy sum of vectors for the pilot, each less the centre; see `sfumato.vault.queries.vector`."""
+    """A noisy sum of vectors for the pilot, each less the centre; see `sfumato.vault.queries.vector`.
+
+    With `shares` it is sealed: sigma is then the noise of all owners together.
+    """
 
     what: str
     theta: Vector
@@ -127,6 +140,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     radius: float
     sigma: float
     centre: Vector = []
+    shares: Vector = []
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -182,6 +196,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
         What it cost.
     sigma
         Noise of each chain's number where it differs from the agreed one (a bundle's does); else empty.
+    tag
+        Of a sealed answer, whose numbers mean nothing by themselves: what the masks were made from. The same at every member,
+        or they were not asked the same.
     """
 
     id: str
@@ -191,6 +208,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     answered: list[bool]
     quanta: int
     sigma: list[float] = []
+    tag: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

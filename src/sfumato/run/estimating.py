@@ -37,8 +37,8 @@ from sfumato.planner.shape import coordinate_weights
 from sfumato.privacy.joint import join
 from sfumato.run.holding import under_way
 from sfumato.run.journal import Journal
-from sfumato.run.opening import Opened, check_unchanged, domain_key, make_studies, open_parties
-from sfumato.run.parties import BundleParty, Given, TableParty, as_parties
+from sfumato.run.opening import Opened, check_unchanged, domain_key, make_studies, open_parties, seals_of
+from sfumato.run.parties import BundleParty, Given, TableParty, as_parties, seated
 from sfumato.run.pilotlog import PilotLog
 from sfumato.run.request import Request, make_request
 from sfumato.run.settling import promised, set_shares, settle
@@ -71,6 +71,7 @@ def estimate(
     example: Mapping[str, Any] | None = None,
     focus: Sequence[str] | None = None,
     precision: str = "float64",
+    sealed: bool | None = None,
     progress: bool | Tick | None = None,
 ) -> Estimate:
     """Give the posterior given what a budget can release: an answer with an honest interval at every (epsilon, delta).
@@ -88,6 +89,8 @@ def estimate(
         Draws in each of four rows; `Estimate.more` gives others.
     seed
         Drives the draws only; noise is never seedable.
+    sealed
+        As in `sample`.
 
     Returns
     -------
@@ -106,10 +109,10 @@ def estimate(
         kernel="auto", truncate=None, iterations=(None,), sensitivity=sensitivity, chains=CHAINS, seed=seed, guess=guess,
         example=example,
     )  # fmt: skip
-    parties = as_parties(
-        data,
-        Given(epsilon=epsilon, delta=delta, n=n, ledger=ledger, outside=outside, columns=columns, precision=precision),
+    given = Given(
+        epsilon=epsilon, delta=delta, n=n, ledger=ledger, outside=outside, columns=columns, precision=precision
     )
+    parties, sealing = seated(as_parties(data, given), sealed)
     if any(isinstance(party, BundleParty) for party in parties):
         raise InvalidInput(
             "an estimate is for owners who answer live, and there is a bundle; use bundle.noise_aware()."
@@ -123,7 +126,7 @@ def estimate(
     terms = make_terms(
         model, studies[0], parties, domain, request, run_id=f"estimate-{secrets.token_hex(8)}",
         seed=PublicStream(request.seed, CHAINS).seed, kernel="auto", limit=int(draws), pilot_copies={},
-        durable=kept is not None,
+        durable=kept is not None, sealed=sealing,
     )  # fmt: skip
     terms = msgspec.structs.replace(terms, estimate=True)
     with under_way(kept), ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
@@ -132,7 +135,7 @@ def estimate(
             refused.callback(kept.abandon)
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=CHAINS, pilot_copies={},
-            folder=None if kept is None else kept.folder, tick=tick,
+            folder=None if kept is None else kept.folder, tick=tick, seals=seals_of(terms, kept),
         )  # fmt: skip
         terms = settle(
             terms.with_facts(opened.access.facts), kept, **_first_terms(opened, terms, request, opened.access.n, focus)
@@ -176,7 +179,7 @@ def go_on(
     with ExitStack() as stack, ticker(progress) as tick:
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=CHAINS, pilot_copies={}, folder=kept.folder,
-            tick=tick, shares=terms.shares, steps=0,
+            tick=tick, shares=terms.shares, steps=0, seals=seals_of(terms, kept),
         )  # fmt: skip
         check_unchanged(opened, terms.facts, any(entry["answer"] for entry in kept.releases()))
         terms.check_computes(studies[0])

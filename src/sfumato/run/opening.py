@@ -1,10 +1,10 @@
 """Everyone who holds records of a run, opened: what they mean is compared before anyone spends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sfumato.domain import Domain
 from sfumato.errors import CheckpointError, InvalidInput
@@ -12,12 +12,29 @@ from sfumato.families.base import Family
 from sfumato.owners.base import Access, Door
 from sfumato.owners.bundle import check_distinct
 from sfumato.owners.rounds import Rounds
+from sfumato.owners.sealing import Sealing
 from sfumato.protocol.questions import PROTOCOL, Facts
 from sfumato.run.copies import CopiesAccess
+from sfumato.run.journal import Journal
 from sfumato.run.parties import TABLE, BundleParty, NodeParty, Party, TableParty
 from sfumato.run.request import Request
+from sfumato.run.terms import Terms
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick
+
+
+class Seals(NamedTuple):
+    """Keysets of a run whose sums are sealed: those it had, and how later ones are made durable."""
+
+    known: list[str]
+    remember: Callable[[list[str]], Any]
+
+
+def seals_of(terms: Terms, kept: Journal | None) -> Seals | None:
+    """Those of a run; None where its sums are not sealed."""
+    if not terms.sealed:
+        return None
+    return Seals(terms.keysets, lambda all_: None if kept is None else kept.update_terms(keysets=all_))
 
 
 @dataclass
@@ -42,6 +59,11 @@ class Opened:
     def prepaid(self) -> bool:
         """Whether somebody answers by a bundle."""
         return len(self.live) < len(self.parties)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the owners' sums are sealed."""
+        return isinstance(self.access, Rounds) and self.access.sealing is not None
 
     @property
     def ahead(self) -> bool:
@@ -114,7 +136,7 @@ def check_mix(request: Request, parties: Sequence[Party]) -> None:
 def open_parties(
     stack: ExitStack, model: Any, parties: list[Party], studies: list[Study], *, run_id: str, chains: int,
     pilot_copies: Mapping[str, int], folder: Path | None, tick: Tick, shares: Sequence[float] | None = None,
-    steps: int | None = None, seed: int = 0,
+    steps: int | None = None, seed: int = 0, seals: Seals | None = None,
 ) -> Opened:  # fmt: skip
     """Open all of them; what is held is let go of with the stack.
 
@@ -126,6 +148,8 @@ def open_parties(
         Of a run that goes on: shares of the noise, and steps that it has taken.
     seed
         What the public noise that splits bundles' copies follows from.
+    seals
+        Of a run whose sums are sealed: its keysets so far.
     """
     resuming, first = steps is not None, parties[0]
     if isinstance(first, TableParty) and first.alone:
@@ -139,7 +163,7 @@ def open_parties(
             copies = pilot_copies.get(party.name, 0)
             doors.append(party.open(model, study, chains=chains, pilot_copies=copies, seed=seed, position=position))
         else:
-            doors.append(party.open(study, run_id, folder, resuming, tick))
+            doors.append(party.open(study, run_id, folder, resuming, tick, seals is not None))
             stack.callback(doors[-1].close)
     facts = [door.facts for door in doors]
     check_agree(facts, studies[0])
@@ -147,7 +171,8 @@ def open_parties(
         bundles = [party.bundle for party in parties if isinstance(party, BundleParty)]
         return Opened(parties, studies, CopiesAccess(model, studies[0].model, bundles, facts, chains))
     _check_numbers(parties, facts)
-    rounds = Rounds(studies[0].model, doors, run_id=run_id, shares=shares, step=steps or 0)
+    sealing = None if seals is None else Sealing(doors, seals.known, seals.remember)
+    rounds = Rounds(studies[0].model, doors, run_id=run_id, shares=shares, step=steps or 0, sealing=sealing)
     stack.callback(rounds.close)
     return Opened(parties, studies, rounds)
 

@@ -5,7 +5,7 @@ is once it is open is an `Access` (`run.opening`).
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -18,7 +18,9 @@ from sfumato.owners.bundle import Bundle
 from sfumato.owners.bundle_door import BundleDoor
 from sfumato.owners.local import TableAccess, check_room, open_door, open_table
 from sfumato.owners.owner import Owner
+from sfumato.owners.sealed_bundle import gathered
 from sfumato.planner import budget_mu
+from sfumato.protocol.consortium import Seat
 from sfumato.study.target import Study, make_study
 from sfumato.tools.progress import Tick
 from sfumato.vault.ledger import Ledger
@@ -84,9 +86,19 @@ class TableParty:
         """Open the records and the account, for chains that are one compiled loop."""
         return open_table(study, self.owner.data, **self._opening(run_id, folder, resuming))
 
-    def open(self, study: Study, run_id: str, folder: Path | None, resuming: bool, tick: Tick) -> Door:
+    @property
+    def seat(self) -> Seat | None:
+        """The owner's place in a consortium, if it has one."""
+        return None if self.owner.consortium is None else self.owner.consortium.seat
+
+    def open(
+        self, study: Study, run_id: str, folder: Path | None, resuming: bool, tick: Tick, sealed: bool = False
+    ) -> Door:
         """Open the records and the account, for answers one round at a time."""
-        return open_door(study, self.owner.data, tick=tick, **self._opening(run_id, folder, resuming))
+        consortium = self.owner.consortium if sealed else None
+        return open_door(
+            study, self.owner.data, tick=tick, consortium=consortium, **self._opening(run_id, folder, resuming)
+        )
 
     def _opening(self, run_id: str, folder: Path | None, resuming: bool) -> dict[str, Any]:
         owner = self.owner
@@ -137,10 +149,18 @@ class NodeParty:
     def check_room(self) -> None:
         """The node refuses a run that it has no budget for."""
 
-    def open(self, study: Study, run_id: str, folder: Path | None, resuming: bool, tick: Tick) -> Door:
+    @property
+    def seat(self) -> Seat | None:
+        """The node's place in a consortium, if it has one."""
+        return getattr(self.node, "seat", None)
+
+    def open(
+        self, study: Study, run_id: str, folder: Path | None, resuming: bool, tick: Tick, sealed: bool = False
+    ) -> Door:
         """Open the run there."""
+        how = {"sealed": True} if sealed else {}
         fingerprint = study.model.fingerprint()
-        return self.node.door(self.approved, fingerprint, epsilon=self.epsilon, delta=self.delta, run_id=run_id)
+        return self.node.door(self.approved, fingerprint, epsilon=self.epsilon, delta=self.delta, run_id=run_id, **how)
 
 
 @dataclass(frozen=True)
@@ -159,6 +179,11 @@ class BundleParty:
     def n(self) -> int:
         """Number of records."""
         return self.bundle.n
+
+    @property
+    def seat(self) -> Seat | None:
+        """Nobody is asked."""
+        return None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -245,10 +270,14 @@ def as_parties(data: Any, given: Given) -> list[Party]:
     items = list(data) if isinstance(data, list | tuple) else [data]
     if not items:
         raise InvalidInput("a run needs at least one owner, got an empty list.")
-    if all(isinstance(item, Bundle) for item in items):
+    bundles = [item for item in items if isinstance(item, Bundle)]
+    if len(bundles) == len(items):
         given.refuse_with_bundles()
+        items = gathered(bundles)
     else:
         given.refuse_with_owners()
+    if len(bundles) < len(items) and any(bundle.sealed is not None for bundle in bundles):
+        raise InvalidInput("sealed bundles only add up among themselves; leave the owners who answer live out.")
     parties = [_party(item, given) for item in items]
     if len(parties) == 1 and isinstance(parties[0], TableParty):
         parties = [replace(parties[0], alone=not isinstance(parties[0].owner.data, RayTable))]
@@ -270,6 +299,49 @@ def _party(item: Any, given: Given) -> Party:
         f"a list of owners holds sf.Owner, what sf.connect gives, or bundles, got {type(item).__name__}; wrap a table as "
         "sf.Owner(table, name=...)."
     )
+
+
+def seated(parties: list[Party], sealed: bool | None) -> tuple[list[Party], bool]:
+    """Whether a run is sealed, and if so its owners in the roster's order.
+
+    Parameters
+    ----------
+    sealed
+        What the analyst asks for; None: sealed where all owners have one roster and are all of it.
+
+    Raises
+    ------
+    InvalidInput
+        It cannot be sealed as asked; or an owner that answers sealed sums alone would be asked for something else.
+    """
+    seats = [party.seat for party in parties]
+    why = _why_unsealed(parties, seats)
+    if sealed and why:
+        raise InvalidInput(f"{why} Leave sealed=True out, or ask the members of one consortium, all of them.")
+    if sealed is not False and not why:
+        order = sorted(range(len(parties)), key=lambda i: seats[i].position)  # type: ignore[union-attr]
+        return [parties[i] for i in order], True
+    for party, seat in zip(parties, seats, strict=True):
+        if seat is not None and not seat.unsealed:
+            raise InvalidInput(
+                f"{party.name!r} answers sealed sums alone, with all members of {seat.consortium!r}: {', '.join(seat.members)}. "
+                f"{why or 'Leave sealed=False out.'}"
+            )
+    return parties, False
+
+
+def _why_unsealed(parties: Sequence[Party], seats: Sequence[Seat | None]) -> str:
+    """Why a run of these owners cannot be sealed; nothing where it can."""
+    lacking = [party.name for party, seat in zip(parties, seats, strict=True) if seat is None]
+    known = [seat for seat in seats if seat is not None]
+    if lacking or not known:
+        return f"A run is sealed by members of one consortium who answer live, and {', '.join(lacking)} has no seat in one."
+    if len({seat.roster for seat in known}) > 1:
+        return "All members must have the same roster, to the letter, and these owners have different ones."
+    missing = sorted({*known[0].members} - {party.name for party in parties})
+    if missing or len(parties) != len(known[0].members) or len({seat.position for seat in known}) < len(known):
+        return f"A sum opens with all members of {known[0].consortium!r}, and {', '.join(missing) or 'one'} is missing."
+    return ""
 
 
 def is_list_of_owners(data: Any) -> bool:

@@ -31,7 +31,9 @@ from sfumato.owners.rounds import Rounds
 from sfumato.planner import Plan, budget_mu, make_plan, replan
 from sfumato.planner.choice import Task
 from sfumato.planner.making import MAX_FAMILY_ITERATIONS, MAX_ITERATIONS, iteration_limit, pilot_fraction
-from sfumato.planner.owners import Copies, beside_copies, relative_widths, share_out
+from sfumato.planner.owners import Copies, beside_copies, relative_widths, share_out, share_sealed
+from sfumato.privacy.budget import MAX_MU
+from sfumato.privacy.coalition import left_of
 from sfumato.privacy.joint import JointStatement, join
 from sfumato.privacy.statement import Statement
 from sfumato.run.chain import Chain, draw, exactness, first_cost, join_parts, make_run, start, take_up
@@ -47,6 +49,7 @@ from sfumato.run.opening import (
     domain_key,
     make_studies,
     open_parties,
+    seals_of,
 )
 from sfumato.run.parties import (
     TABLE,
@@ -57,6 +60,7 @@ from sfumato.run.parties import (
     TableParty,
     as_parties,
     is_list_of_owners,
+    seated,
 )
 from sfumato.run.piloting import NextPilot, find_start, first_pilot, refuse_unless_arrived
 from sfumato.run.pilotlog import PilotLog
@@ -99,6 +103,7 @@ def sample(
     truncate: float | None = None,
     precision: str = "float64",
     force: bool = False,
+    sealed: bool | None = None,
     progress: bool | Tick | None = None,
 ) -> Run:
     """Draw from the exact posterior under (epsilon, delta)-differential privacy.
@@ -150,6 +155,9 @@ def sample(
         "float64" or "float32" evaluation of records.
     force
         Sample even if the plan says that the chain cannot mix.
+    sealed
+        Whether owners answer with sealed sums, which nobody can open but all together, and share the noise: by default where
+        they are all members of one consortium (`Owner(..., consortium=...)`, or nodes that have one).
     progress
         None: a bar on a terminal; True or False; or a function (done, expected, text).
 
@@ -174,7 +182,7 @@ def sample(
     given = Given(
         epsilon=epsilon, delta=delta, n=n, ledger=ledger, outside=outside, columns=columns, precision=precision
     )
-    parties = as_parties(data, given)
+    parties, sealing = seated(as_parties(data, given), sealed)
     for party in parties:
         if isinstance(party, TableParty):
             party.check_room()
@@ -189,7 +197,7 @@ def sample(
     kept = Journal(checkpoint) if checkpoint is not None else None
     terms = make_terms(
         model, study, parties, domain, request, run_id=secrets.token_hex(8), seed=stream.seed, kernel=request.kernel, limit=limit,
-        pilot_copies=pilot_copies, durable=kept is not None,
+        pilot_copies=pilot_copies, durable=kept is not None, sealed=sealing,
     )  # fmt: skip
     with under_way(kept), ExitStack() as refused, ExitStack() as stack, ticker(progress) as tick:
         if kept is not None:
@@ -199,7 +207,7 @@ def sample(
         planned.look_ahead(parties, study)
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=terms.chains, pilot_copies=pilot_copies,
-            folder=None if kept is None else kept.folder, tick=tick, seed=stream.seed,
+            folder=None if kept is None else kept.folder, tick=tick, seed=stream.seed, seals=seals_of(terms, kept),
         )  # fmt: skip
         terms = terms.with_facts(opened.access.facts)
         plan = planned.first_plan(opened)
@@ -266,7 +274,7 @@ def resume(
         terms.check_goes_on(kept.folder, sensitivity)
         if force:
             terms = settle(terms, None, force=True)
-        parties = as_parties(data, _given_again(terms, data, ledger))
+        parties, _ = seated(as_parties(data, _given_again(terms, data, ledger)), terms.sealed)
         terms.check_parties(parties)
         model = model if model is not None else find_model(terms)
         request = Request(kernel=terms.kernel, sensitivity=sensitivity, chains=terms.chains, force=terms.force)
@@ -280,7 +288,7 @@ def resume(
             opened = open_parties(
                 stack, model, parties, studies, run_id=terms.run_id, chains=terms.chains,
                 pilot_copies=terms.pilot_copies, folder=kept.folder, tick=tick, shares=terms.shares, steps=steps,
-                seed=terms.seed,
+                seed=terms.seed, seals=seals_of(terms, kept),
             )  # fmt: skip
             answered = terms.pilot["releases"] if terms.pilot else [e for e in kept.releases() if e["answer"]]
             check_unchanged(opened, terms.facts, bool(steps or answered))
@@ -328,6 +336,7 @@ def plan(
     max_iterations: int | None = None,
     pilot_share: float | None = None,
     truncate: float | None = None,
+    sealed: bool | None = None,
 ) -> Plan:
     """Plan a study: what (epsilon, delta) will buy on n records. Spends nothing and sees no data.
 
@@ -344,7 +353,10 @@ def plan(
         study, given = make_study(model, domain, sensitivity, kernel), Given(epsilon=epsilon, delta=delta)
         promise = given.promise(TABLE)
         return _plan(study, n, *promise, budget_mu(*promise), request, iteration_limit(study, request.iterations))
-    parties = as_parties(owner, Given(epsilon=epsilon, delta=delta)) if not _is_data(owner) else []
+    parties: list[Party] = []
+    sealing = False
+    if not _is_data(owner):
+        parties, sealing = seated(as_parties(owner, Given(epsilon=epsilon, delta=delta)), sealed)
     live = [party for party in parties if party.live]
     if not live:
         raise InvalidInput(
@@ -356,7 +368,7 @@ def plan(
             "a plan is made for owners who answer live, and there are bundles in the list; leave them out. (sf.sample plans "
             "with them before anyone spends.)"
         )
-    return _plan_owners(model, live, domain, request, n)
+    return _plan_owners(model, live, domain, request, n, sealing)
 
 
 def _is_data(owner: Any) -> bool:
@@ -365,7 +377,12 @@ def _is_data(owner: Any) -> bool:
 
 
 def _plan_owners(
-    model: Any, parties: Sequence[Any], domain: Mapping[str, Domain] | None, request: Request, n: int | None
+    model: Any,
+    parties: Sequence[Any],
+    domain: Mapping[str, Domain] | None,
+    request: Request,
+    n: int | None,
+    sealed: bool,
 ) -> Plan:
     """Plan a run over owners: opens no table."""
     studies = make_studies(model, parties, domain, request)
@@ -376,12 +393,20 @@ def _plan_owners(
         raise InvalidInput("n is the owners' to say; leave n= out, or state it for each: sf.Owner(..., n=...).")
     sizes = [_size(party) for party in parties]
     mus = [budget_mu(party.epsilon, party.delta) for party in parties]
-    shares, mu = share_out([mu**2 for mu in mus], [1.0] * len(mus))
+    budgets, widths = [mu**2 for mu in mus], [1.0] * len(mus)
+    shares, mu = apart, mu_apart = share_out(budgets, widths)
+    if sealed:
+        seats = [party.seat for party in parties]
+        everybody = [seat.everybody_mu(mu, MAX_MU) ** 2 for seat, mu in zip(seats, mus, strict=True)]
+        shares, mu = share_sealed(budgets, everybody, widths, [seat.colluders for seat in seats])
     weakest = max(party.epsilon for party in parties), max(party.delta for party in parties)
     limit = _limit(studies[0], parties, request)
     plan = _plan(studies[0], sum(sizes), *weakest, mu, request, limit, ahead=asks_ahead(parties))
     if len(parties) == 1:
         return plan
+    if sealed:
+        beside = _plan(studies[0], sum(sizes), *weakest, mu_apart, request, limit, ahead=asks_ahead(parties))
+        plan = replace(plan, sealed=True, unsealed_ess=beside.forecast_ess)
     facts = zip(parties, sizes, mus, shares, strict=True)
     told = tuple(
         {"name": party.name, "n": n, "epsilon": party.epsilon, "delta": party.delta, "mu": mu, "share": share}
@@ -504,7 +529,7 @@ class _Planner:
         # A guess outside the owners' box could not be asked about: the nearest point of the box takes its place.
         bound = access.theta_bound
         belief = replace(plan.belief, centre=np.clip(plan.belief.centre, -bound, bound))
-        plan = replace(plan, owners=_owner_facts(opened), belief=belief)
+        plan = replace(plan, owners=_owner_facts(opened), belief=belief, sealed=self.terms.sealed)
         return _beside_bundles(opened, plan, self.terms, 1 - plan.pilot_share)
 
 
@@ -567,7 +592,7 @@ def run_pilots(
         plan, study, found.belief, mu**2 / plan.mu**2, kernel=terms.kernel, max_iterations=terms.limit,
         ahead=opened.ahead,
     )  # fmt: skip
-    again = replace(again, owners=_owner_facts(opened))
+    again = replace(again, owners=_owner_facts(opened), sealed=terms.sealed)
     return _beside_bundles(opened, again, terms, mu**2 / plan.mu**2), pilot
 
 
@@ -637,6 +662,8 @@ def _cost(chain: Chain, opened: Opened, transcript: Mapping[str, np.ndarray], i:
         return np.full_like(transcript["sigma"], max(plan.averaged, 1) * party.bundle.sensitivity**2 / party.bundle.xi)
     widths = transcript["widths"][..., i] if "widths" in transcript else transcript["sensitivity"]
     first = first_cost(chain.kernel, opened.studies[i])
+    if opened.sealed:
+        share = left_of(opened.access.shares, i, opened.access.facts[i].colluders)
     return ((widths / (plan.copy_sigma or plan.sigma)) ** 2 + first) / share
 
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from sfumato.owners.rounds import Rounds
 from sfumato.planner import lattice_slack
-from sfumato.planner.owners import share_out
+from sfumato.planner.owners import share_out, share_sealed
+from sfumato.privacy import gdp
 from sfumato.privacy.budget import QUANTA_PER_UNIT
-from sfumato.privacy.statement import Statement
+from sfumato.privacy.statement import SealedPromise, Statement
 from sfumato.privacy.target import Target
 from sfumato.run.journal import Journal
 from sfumato.run.opening import Opened
@@ -28,12 +29,17 @@ def settle(terms: Terms, kept: Journal | None, **changes: Any) -> Terms:
 
 def set_shares(opened: Opened, widths: Sequence[float]) -> float:
     """Give each live owner its share of the noise; returns mu of the owner that all together are worth."""
-    live, mu = share_out(opened.access.budgets(), widths)
+    access = opened.access
+    if isinstance(access, Rounds) and opened.sealed:
+        colluders = [facts.colluders for facts in access.facts]
+        access.shares, mu = share_sealed(access.budgets(), access.budgets_for_everybody(), widths, colluders)
+        return mu
+    live, mu = share_out(access.budgets(), widths)
     shares = [0.0] * len(opened.parties)
     for position, share in zip(opened.live, live, strict=True):
         shares[position] = share
-    if isinstance(opened.access, Rounds):
-        opened.access.shares = shares
+    if isinstance(access, Rounds):
+        access.shares = shares
     return mu
 
 
@@ -58,7 +64,19 @@ def promised(opened: Opened, i: int, releases: int, exact: str, target: Target |
         owner=facts.name if len(opened.parties) > 1 else "",
         outside=facts.outside,
         target="" if target is None else target.paragraph,
+        sealed=None if not (isinstance(access, Rounds) and opened.sealed) else _sealed(access, party, i),
     )
+
+
+def _sealed(access: Rounds, party: Any, i: int) -> SealedPromise:
+    """Against whom an owner is protected where sums are sealed, and what is left if more are against it."""
+    facts, seat = access.facts[i], party.seat
+    mu = float(np.sqrt(facts.everybody / QUANTA_PER_UNIT))
+    return SealedPromise(
+        consortium=seat.consortium, members=tuple(seat.members), colluders=facts.colluders, mu=mu,
+        epsilon=float(gdp.epsilon(mu, facts.delta - lattice_slack(facts.epsilon))), delta=facts.delta,
+        spent_mu=float(np.sqrt(access.spent_for_everybody(i) / QUANTA_PER_UNIT)),
+    )  # fmt: skip
 
 
 def box(opened: Opened) -> str:

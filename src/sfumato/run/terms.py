@@ -61,6 +61,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
         The plan after the pilot, and what the pilot found.
     estimate
         Whether the pilot spends everything and there are no chains (`run.estimating`); `limit` are then draws.
+    sealed, keysets
+        Whether the owners' sums are sealed, and the keysets they had, oldest first.
     """
 
     run_id: str
@@ -82,6 +84,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, Any] | None = None
     pilot: dict[str, Any] | None = None
     estimate: bool = False
+    sealed: bool = False
+    keysets: list[str] = []
 
     @property
     def promises(self) -> dict[str, tuple[float, float]]:
@@ -167,7 +171,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_terms(
     model: Any, study: Study, parties: Sequence[Party], domain: Mapping[str, Domain] | None, request: Request, *,
-    run_id: str, seed: int, kernel: str, limit: int, pilot_copies: Mapping[str, int], durable: bool,
+    run_id: str, seed: int, kernel: str, limit: int, pilot_copies: Mapping[str, int], durable: bool, sealed: bool = False,
 ) -> Terms:  # fmt: skip
     """The terms of a new run; what its model computes is noted only where it is `durable`."""
     owners = [
@@ -193,6 +197,7 @@ def make_terms(
         owners=owners,
         share=request.pilot_share,
         force=request.force,
+        sealed=sealed,
     )
 
 

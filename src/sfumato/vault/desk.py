@@ -4,16 +4,21 @@ In process with one owner a chain is one compiled loop (`Vault.chunk`). Everywhe
 analyst's own loop asks, and this counter answers. A known query id with the same content gets the stored bytes, for ever; the
 same id with another content is refused; anything new is paid for first. Budget is reserved in blocks of several rounds, one
 durable commit a block; what a crash leaves of a block is forfeited, never overspent.
+
+Sealed is a way of answering, for every kind of question: the numbers get the owner's share of the noise, are paid for against
+the coalition and, from an account of its own, against everybody, and leave under masks that cancel in the sum of all members.
 """
 
 import threading
 from collections.abc import Callable
 
 import numpy as np
+from msgspec import structs
 
 from sfumato.bounds.bounds import SEARCHED
-from sfumato.errors import BudgetSpent, InvalidInput, LedgerError
-from sfumato.privacy.budget import MAX_RELEASES, mu_squared
+from sfumato.errors import BudgetSpent, InvalidInput, KeysGone, LedgerError
+from sfumato.privacy.budget import MAX_RELEASES
+from sfumato.privacy.coalition import Part, alone, check_shares, part_of, quanta_for_everybody
 from sfumato.protocol.questions import (
     LANGEVIN,
     WALK,
@@ -34,19 +39,16 @@ from sfumato.study.target import Study
 from sfumato.vault import lattice
 from sfumato.vault.closed import closed
 from sfumato.vault.engine import Engine
-from sfumato.vault.ledger import Account, Block, JournalledAccount
-from sfumato.vault.ledger.account import MAX_CAP
+from sfumato.vault.ledger import Account, JournalledAccount
 from sfumato.vault.noise import NoisePool, Source, source_for
+from sfumato.vault.purse import Purse
 from sfumato.vault.queries.base import Quote, Rounds, matrix_of
 from sfumato.vault.queries.linear import LinearRounds, langevin_scalars
 from sfumato.vault.queries.ratio import RatioRounds
 from sfumato.vault.queries.remainder import RemainderRounds
 from sfumato.vault.queries.vector import StatisticRounds, quote_release, score_sum, statistic_sum
+from sfumato.vault.sealed.session import RunKeys
 
-ROUNDS_PER_BLOCK = 32
-"""Rounds a reservation is made for: a durable commit takes milliseconds, and a crash forfeits at most so many rounds."""
-BLOCKS_PER_CAP = 512
-"""A block may always be this part of the cap: where rounds are cheap, one commit serves many of them."""
 MIN_SIGMA = 2.0**-14
 MAX_SIGMA = 2.0**14
 MAX_CHAINS = 4096
@@ -72,6 +74,9 @@ class Desk:
         Where answers are kept by query id, if not in the account itself: a node's journal.
     own
         Whether the engine is let go of with the desk.
+    keys, everybody
+        Of a run whose answers are sealed: this owner's keys, and the account of its promise against everybody. A desk that has
+        them answers nothing unsealed.
     """
 
     def __init__(
@@ -83,16 +88,20 @@ class Desk:
         source: Callable[[float], Source] | None = None,
         kept: JournalledAccount | None = None,
         own: bool = False,
+        keys: RunKeys | None = None,
+        everybody: Account | None = None,
     ) -> None:
-        self._own = own
+        if (keys is None) != (everybody is None):
+            raise InvalidInput("sealed answers are paid for twice: keys and an account against everybody go together.")
+        self._own, self._keys = own, keys
         self._engine, self._study, self._account, self._source = engine, study, account, source
         self._journal, self._answers = kept, kept or account
         self._lock = threading.RLock()
         self._terms: Terms | None = None
         self._naming = Naming()
         self._agreed, self._rounds = Agreed(), dict[type, Rounds]()
-        self._block: Block | None = None
-        self._rest = 0
+        self._purse = Purse(account, kept)
+        self._everybody = None if everybody is None else Purse(everybody)
         self._catching_up = True
         self._closed = False
         self._warm: set[type] = set()  # kinds of question this chain has answered
@@ -118,13 +127,68 @@ class Desk:
     def left(self) -> int:
         """Quanta that can still be spent here: the account's, and the rest of the open block."""
         with self._lock:
-            return self._account.left + self._rest
+            return self._purse.left
 
     @property
     def spent(self) -> int:
         """Quanta spent on answers, with what a crash forfeited."""
         with self._lock:
-            return self._account.spent - self._rest
+            return self._purse.spent
+
+    @property
+    def left_for_everybody(self) -> int:
+        """Quanta left of the promise against everybody; 0 where answers are not sealed."""
+        with self._lock:
+            return 0 if self._everybody is None else self._everybody.left
+
+    @property
+    def spent_for_everybody(self) -> int:
+        """Quanta spent of it."""
+        with self._lock:
+            return 0 if self._everybody is None else self._everybody.spent
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def key_message(self) -> bytes:
+        """The owner's key message for the run; see `RunKeys.message`."""
+        with self._lock:
+            self._check_open()
+            return self._sealing.message()
+
+    def agree(self, messages: list[bytes]) -> bytes:
+        """Agree on the keys of all members; gives the digest of the keyset. See `RunKeys.agree`."""
+        with self._lock:
+            self._check_open()
+            keys = self._sealing
+            before, agreed = keys.agreement, keys.agree(messages)
+            if before is not None and before[1:] != agreed[1:] and self._terms is not None:
+                self._end_chain()  # what was settled rested on other numbers of records or colluders
+            self._catching_up = True
+            return agreed.keyset
+
+    @property
+    def _sealing(self) -> RunKeys:
+        if self._keys is None:
+            raise InvalidInput("this run is not sealed: it has no keys.")
+        return self._keys
+
+    def _part(self, shares: list[float]) -> Part:
+        """The owner's part of an answer; refused where the question is not asked in the way that this run is answered."""
+        if self._keys is None:
+            if shares:
+                raise InvalidInput(
+                    "this run is not sealed, and the question is for a sealed sum; open the run as sealed."
+                )
+            return alone(self.n)
+        if not shares:
+            raise InvalidInput(
+                "this run is sealed: state how all members share the noise. Nothing is answered unsealed."
+            )
+        agreed = self._keys.agreement
+        if agreed is None:
+            raise KeysGone("a sealed sum needs the keys of all members; agree on them first.")
+        check_shares(shares, len(agreed.colluders))
+        return part_of(shares, self._keys.me, self._keys.colluders, agreed.n)
 
     def begin(self, terms: Terms) -> Agreed:
         """Settle the terms of a chain. The same terms again change nothing, so a client may come back and go on.
@@ -137,21 +201,24 @@ class Desk:
         with self._lock:
             self._check_open()
             if terms != self._terms:
-                _check_terms(terms, self.n)
-                agreed, rounds = self._rounds_for(terms)
+                part = self._part(terms.shares)
+                _check_terms(terms, part)
+                agreed, rounds = self._rounds_for(terms, part)
                 self._end_chain()
                 self._terms, self._naming, self._agreed, self._rounds = terms, Naming(terms), agreed, rounds
             return self._agreed
 
-    def _rounds_for(self, terms: Terms) -> tuple[Agreed, dict[type, Rounds]]:
-        """What a chain on these terms asks for, and what answers it."""
+    def _rounds_for(self, terms: Terms, part: Part) -> tuple[Agreed, dict[type, Rounds]]:
+        """What a chain on these terms asks for, and what answers it: with its own noise, priced by what is paid for."""
         engine, study, chains = self._engine, self._study, terms.chains
+        second = terms.sigma * part.own / terms.gamma
+        paid, paid_first = structs.replace(terms, sigma=terms.sigma * part.paid), terms.proposal_sigma * part.paid
         if terms.kernel == WALK:
-            searched = study.bounds.kind == SEARCHED
-            return Agreed(searched=searched), {Ratio: RatioRounds(engine, study, terms, self._noise)}
+            searched, pool = study.bounds.kind == SEARCHED, NoisePool(self._noise(second, 1))
+            return Agreed(searched=searched), {Ratio: RatioRounds(engine, study, paid, part.n, pool)}
         dim = study.model.dim
         matrix = matrix_of("matrix", terms.matrix, dim, dim)
-        first, second = terms.proposal_sigma / terms.proposal_gamma, terms.sigma / terms.gamma
+        first = terms.proposal_sigma * part.own / terms.proposal_gamma
         if terms.centre:
             if study.reference_bounds is None:
                 raise InvalidInput(
@@ -159,26 +226,26 @@ class Desk:
                 )
             study.reference_bounds.check()
             proven = study.reference_bounds.at(matrix_of("centre", [terms.centre], 1, dim)[0], matrix)
-            scores = score_sum(proven, matrix, terms.proposal_gamma, self.n)
+            scores = score_sum(proven, matrix, terms.proposal_gamma, part.n)
             total = engine.sum(scores)
             pools = [NoisePool(self._noise(scale, dim + 1)) for scale in (first, second)]
-            statistic = StatisticRounds(scores, total, scores.diameter, chains, [terms.proposal_sigma], pools[:1])
-            remainder = RemainderRounds(engine, study.reference_bounds, proven, terms, pools[1])
+            statistic = StatisticRounds(scores, total, scores.diameter, chains, [paid_first], pools[:1])
+            remainder = RemainderRounds(engine, study.reference_bounds, proven, paid, part.n, pools[1])
             return Agreed(middle=[0] * dim, searched=proven.searched), {Statistic: statistic, Remainder: remainder}
         if study.family is None or not study.natural:
             raise InvalidInput(
                 "kernel='langevin' needs an exponential family in its natural parameter, such as sf.families.Bernoulli()."
             )
-        query = statistic_sum(study.family, matrix, terms.proposal_gamma, self.n)
+        query = statistic_sum(study.family, matrix, terms.proposal_gamma, part.n)
         total, copies = engine.sum(query), terms.copies
         # No pass over the records a round: OpenDP's sampler would be all that one waits for.
         pools = [NoisePool(self._noise(first, dim, 1)), NoisePool(self._noise(second, dim if copies else 1, 1))]
-        sigmas = [terms.proposal_sigma, terms.sigma] if copies else [terms.proposal_sigma]
+        sigmas = [paid_first, paid.sigma] if copies else [paid_first]
         rounds: dict[type, Rounds] = {
             Statistic: StatisticRounds(query, total, query.moved, chains, sigmas, pools[: len(sigmas)])
         }
         if not copies:
-            scalars = langevin_scalars(query, terms.sigma, terms.gamma, self.n, terms.proposal_sigma)
+            scalars = langevin_scalars(query, paid.sigma, terms.gamma, self.n, paid_first, part.n)
             rounds[Linear] = LinearRounds(scalars, total, chains, pools[1])
         return Agreed(middle=query.box.middle.tolist()), rounds
 
@@ -197,19 +264,28 @@ class Desk:
             The id was used for another content, or the ledger cannot be written.
         InvalidInput
             The question does not fit the terms.
+        KeysGone
+            It was asked under keys of a sealed sum that are gone, and was not answered under them.
         """
         with self._lock:
             self._check_open()
-            name = self._naming.name(question)
-            if self._catching_up and (stored := self._replay(query_id, name)) is not None:
+            name, keys = self._naming.name(question), self._keys
+            known = keys is not None and (keys.was_begun(query_id) or not keys.current(query_id))
+            if (known or self._catching_up) and (stored := self._replay(query_id, name)) is not None:
                 return stored
-            quote = self._quote(question)
+            if known:
+                raise KeysGone("this round is asked under keys that are gone; agree on new ones.")
+            quote, part = self._quote(question)
             try:
-                block = self._reserve(quote.quanta)
+                block = self._purse.reserve(quote.quanta)
+                if self._everybody is not None:
+                    self._everybody.reserve(quanta_for_everybody(quote.quanta, part.dearer))
             except BudgetSpent:
                 if (stored := self._replay(query_id, name)) is not None:
                     return stored
                 raise
+            if keys is not None:
+                return self._answer_sealed(query_id, name, question, quote, part, keys)
             gamma, numbers, widths, answered = quote.answer()
             self._warm.add(type(question))
             body = encode(
@@ -217,10 +293,41 @@ class Desk:
             )
             kept = self._answers.record(query_id, name, block, quote.quanta, body, sync=False)
             if kept is body:
-                self._rest -= quote.quanta
+                self._purse.take(quote.quanta)
             else:  # it was answered before, here or elsewhere: this answer is thrown away, and more like it may come
                 self._catching_up = True
             return kept
+
+    def _answer_sealed(
+        self, query_id: str, name: str, question: Question, quote: Quote, part: Part, keys: RunKeys
+    ) -> bytes:
+        """Commit the tag and the charge; draw; store the masked bytes; only then are they sent.
+
+        The charge was reserved, durably. The key that the tag's masks are made from is in this process alone: a tag that was
+        begun and not stored dies with it. If anything goes wrong in between, the key is thrown away here.
+        """
+        keys.begin(query_id)
+        try:
+            self._purse.take(quote.quanta)
+            if self._everybody is not None:
+                self._everybody.take(quanta_for_everybody(quote.quanta, part.dearer))
+            gamma, plain, widths, answered = quote.answer()
+            self._warm.add(type(question))
+            numbers, tag = keys.seal(query_id, name, plain, answered)
+            reply = Reply(
+                id=query_id,
+                gamma=gamma,
+                numbers=numbers,
+                widths=widths,
+                answered=answered,
+                quanta=quote.quanta,
+                tag=tag,
+            )
+            block = self._purse.reserve(0)
+            return self._answers.record(query_id, name, block, quote.quanta, encode(reply), sync=False)
+        except BaseException:
+            keys.expire()
+            raise
 
     def is_warm(self, question: Question) -> bool:
         """Whether a question like this one can be answered without compiling anything: public, by its kind alone.
@@ -244,9 +351,10 @@ class Desk:
         self._catching_up = stored is not None
         return stored
 
-    def _quote(self, question: Question) -> Quote:
+    def _quote(self, question: Question) -> tuple[Quote, Part]:
         if isinstance(question, Release):
-            quote, _ = quote_release(self._engine, self._study.model.dim, question, self._noise)
+            part = self._part(question.shares)
+            quote, _ = quote_release(self._engine, self._study.model.dim, question, self._noise, part)
         elif self._terms is None:
             raise InvalidInput("a chain must begin before it asks; call begin(terms) first.")
         else:
@@ -255,37 +363,13 @@ class Desk:
                 told = " and ".join(kind.__name__ for kind in self._rounds)
                 raise InvalidInput(f"this chain was begun for {told}, got a {type(question).__name__}.")
             # Every number has a floor on its price: a rest that does not cover those covers nothing.
-            covered = self._rest if self._rest >= self._floor * self._terms.chains else -1
+            rest, part = self._purse.rest, self._part(self._terms.shares)
+            if self._everybody is not None:  # nothing is summed before both have paid
+                rest = min(rest, int(self._everybody.rest / part.dearer * (1 - 2.0**-20)))
+            covered = rest if rest >= self._floor * self._terms.chains else -1
             quote = rounds.quote(question, covered)
         # A reply without a number costs as much as one: the ledger keeps nothing that was free.
-        return quote._replace(quanta=max(quote.quanta, self._floor * max(quote.numbers, 1)))
-
-    def _reserve(self, quanta: int) -> Block:
-        """A block with room for this answer; its rest, if it has none, goes back first."""
-        if quanta > MAX_CAP:
-            raise BudgetSpent(
-                f"no answer may pass a cap, and this one needs mu squared {mu_squared(quanta):.3g}, more than any account has; "
-                "use a larger sigma or a smaller step.",
-                needed=mu_squared(quanta),
-                left=mu_squared(self._account.left),
-            )
-        if self._block is None or self._rest < quanta:
-            self._settle()
-            ahead = max(ROUNDS_PER_BLOCK * quanta, self._account.cap // BLOCKS_PER_CAP)
-            self._block = self._account.reserve_up_to(max(quanta, min(ahead, self._most())), quanta)
-            self._rest = self._block.quanta
-        return self._block
-
-    def _most(self) -> int:
-        """Never reserve more than a sixteenth of the cap ahead: that much could be forfeited."""
-        return self._account.cap // 16
-
-    def _settle(self) -> None:
-        if self._block is not None:
-            if self._journal is not None:
-                self._journal.fold()  # its answers must be in the ledger before their block is closed
-            self._block.settle(self._block.quanta - self._rest)
-            self._block, self._rest = None, 0
+        return quote._replace(quanta=max(quote.quanta, self._floor * max(quote.numbers, 1))), part
 
     def _end_chain(self) -> None:
         for pool in self._pools():
@@ -306,7 +390,11 @@ class Desk:
         with self._lock:
             self._closed = True
             self._end_chain()
-            self._settle()
+            self._purse.settle()
+            if self._everybody is not None:
+                self._everybody.settle()
+            if self._keys is not None:
+                self._keys.expire()
             if self._journal is not None:
                 self._journal.close()
             if self._own:
@@ -319,14 +407,14 @@ class Desk:
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
-def _check_terms(terms: Terms, n: int) -> None:
+def _check_terms(terms: Terms, part: Part) -> None:
     if terms.kernel not in (WALK, LANGEVIN):
         raise InvalidInput(f"terms.kernel must be {WALK!r} or {LANGEVIN!r}, got {terms.kernel!r}.")
     if not 1 <= terms.chains <= MAX_CHAINS:
         raise InvalidInput(f"terms.chains must lie between 1 and {MAX_CHAINS}, got {terms.chains}.")
-    _check_noise("sigma", terms.sigma, terms.gamma, n)
+    _check_noise("sigma", terms.sigma, terms.gamma, part)
     if terms.kernel == LANGEVIN:
-        _check_noise("proposal_sigma", terms.proposal_sigma, terms.proposal_gamma, n)
+        _check_noise("proposal_sigma", terms.proposal_sigma, terms.proposal_gamma, part)
     if terms.copies and (terms.kernel != LANGEVIN or terms.centre or terms.gamma != terms.proposal_gamma):
         raise InvalidInput(
             "second copies are for Langevin on a family, whose corrections are linear in the statistic, and are counted on the "
@@ -334,12 +422,13 @@ def _check_terms(terms: Terms, n: int) -> None:
         )
 
 
-def _check_noise(name: str, sigma: float, gamma: float, n: int) -> None:
-    if not (np.isfinite(sigma) and MIN_SIGMA <= sigma <= MAX_SIGMA):
+def _check_noise(name: str, sigma: float, gamma: float, part: Part) -> None:
+    """Noise and lattice fit each other, for every owner whose noise is in the sum."""
+    if not (np.isfinite(sigma) and MIN_SIGMA <= sigma * part.least and sigma * part.most <= MAX_SIGMA):
         raise InvalidInput(f"{name} must lie between {MIN_SIGMA:.2g} and {MAX_SIGMA:g}, got {sigma}.")
-    coarse = lattice.choose_gamma(sigma, n)
+    coarse, fine = lattice.choose_gamma(sigma * part.least, part.n), sigma * part.most * 2.0**LATTICE_LOG2
     power = np.isfinite(gamma) and gamma > 0 and float(np.frexp(gamma)[0]) == 0.5
-    if not (power and sigma * 2.0**LATTICE_LOG2 <= gamma <= coarse):
+    if not (power and fine <= gamma <= coarse):
         raise InvalidInput(
-            f"the lattice of {name} must be a power of two from {sigma * 2.0**LATTICE_LOG2:.3g} to {coarse:.3g}, got {gamma}."
+            f"the lattice of {name} must be a power of two from {fine:.3g} to {coarse:.3g}, got {gamma}."
         )

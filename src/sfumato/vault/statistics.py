@@ -20,6 +20,8 @@ import numpy as np
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cap_quanta, cost_quanta
+from sfumato.privacy.coalition import Part
+from sfumato.protocol.consortium import SealedRelease
 from sfumato.vault import lattice
 from sfumato.vault.blocks import Evaluation
 from sfumato.vault.closed import closed
@@ -29,6 +31,7 @@ from sfumato.vault.memory import release_memory
 from sfumato.vault.noise import NoisePool, Source, source_for
 from sfumato.vault.queries.vector import StatisticSum
 from sfumato.vault.records import Records
+from sfumato.vault.sealed.masks import Masks, masked
 
 NUMBERS = 1 << 16
 """Noisy numbers made at a time, so that memory does not grow with the number of copies."""
@@ -172,21 +175,78 @@ class StatisticsVault:
         block = account.reserve(terms.charge)
         return self._blocks(terms, block)
 
+    def release_sealed(
+        self, terms: Terms, account: Account, sealed: SealedRelease, masks: Masks, claim: Callable[[], None]
+    ) -> Iterator[np.ndarray]:
+        """The same as whole numbers under masks. The id is claimed, durably and for ever, before the first copy is drawn."""
+        block = account.reserve(terms.charge)
+        claim()
+        return self._masked(terms, block, sealed, masks)
+
+    def _masked(self, terms: Terms, block: Block, sealed: SealedRelease, masks: Masks) -> Iterator[np.ndarray]:
+        tag, own = bytes.fromhex(sealed.tag), terms.sd * sealed.shares[sealed.position] ** 0.5 / terms.gamma
+        for index, noisy in enumerate(self._noisy(terms, own)):
+            mask = masks.of(tag + index.to_bytes(8), noisy.size)
+            yield masked(noisy.ravel(), mask).reshape(noisy.shape)
+        block.settle(terms.charge)
+
     def _blocks(self, terms: Terms, block: Block) -> Iterator[np.ndarray]:
+        offset = self.n * centre_of(self._family, terms.gamma)  # public
+        for noisy in self._noisy(terms, terms.sd / terms.gamma):
+            yield noisy.astype(np.float64) * terms.gamma + offset
+        block.settle(terms.charge)
+
+    def _noisy(self, terms: Terms, scale: float) -> Iterator[np.ndarray]:
+        """The exact sum with noise, again and again, on its lattice. Private until it is paid for."""
         shape = shape_of(self._family)
-        offset = self.n * (np.round(shape.centre / terms.gamma) * terms.gamma)  # public
         total = _integer_sum(self._records, self._family, shape, terms.gamma)
         release_memory()
-        scale = terms.sd / terms.gamma
         draws = terms.copies * terms.size
         source = self._source(scale) if self._source else source_for(scale, self.n, draws)
         rows = max(1, NUMBERS // terms.size)
         with NoisePool(source, block=min(draws, NUMBERS), depth=2) as pool:
             for done in range(0, terms.copies, rows):
                 count = min(rows, terms.copies - done)
-                noisy = total + pool.take(count * terms.size).reshape(count, terms.size)
-                yield noisy.astype(np.float64) * terms.gamma + offset
-        block.settle(terms.charge)
+                yield total + pool.take(count * terms.size).reshape(count, terms.size)
+
+
+def centre_of(family: Family, gamma: float) -> np.ndarray:
+    """What each record's statistic is taken relative to: public."""
+    return np.asarray(np.round(shape_of(family).centre / gamma) * gamma)
+
+
+def sealed_terms_for(family: Family, records: int, copies: int, mu: float, part: Part, xi: float | None) -> Terms:
+    r"""The same for a sealed release: noise and lattice are those of all owners together, the charge is this owner's.
+
+    Parameters
+    ----------
+    records
+        Of all owners.
+    part
+        This owner's part of the noise.
+    xi
+        Noise variance per coordinate of all owners together; by default what this owner's cap affords. All must have the same.
+    """
+    shape, cap = shape_of(family), cap_quanta(mu)
+    sd = sqrt(xi) if xi is not None else shape.diameter * sqrt(copies) / mu / part.paid
+    for _ in range(1 if xi is not None else 8):
+        terms = _sealed_terms(shape, family.size, records, copies, sd, part)
+        if terms.charge <= cap:
+            return terms
+        sd = terms.sensitivity * sqrt(copies * QUANTA_PER_UNIT / max(cap - 2, 1)) * (1 + 2.0**-44) / part.paid
+    needed = terms.sensitivity**2 * copies / mu**2 / part.paid**2
+    raise InvalidInput(
+        f"{copies:,} copies with xi = {terms.xi:.6g} of all owners together cost this one more than epsilon, delta afford; agree "
+        f"on xi of at least {needed:.6g}, on fewer copies, or on a larger epsilon."
+    )
+
+
+def _sealed_terms(shape: Shape, size: int, records: int, copies: int, sd: float, part: Part) -> Terms:
+    unit = 2.0 ** ceil(log2(shape.diameter))
+    gamma = lattice.choose_gamma(sd * part.least / unit, min(records, MAX_LATTICE_N)) * unit
+    moved = shape.diameter + shape.slack + gamma * sqrt(size)
+    _check_fits(shape, records, gamma, sd)
+    return Terms(copies, size, records, sd, gamma, moved, cost_quanta(copies * (moved / (sd * part.paid)) ** 2))
 
 
 def _integer_sum(records: Records, family: Family, shape: Shape, gamma: float) -> np.ndarray:

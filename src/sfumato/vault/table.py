@@ -15,6 +15,7 @@ from sfumato.vault.engine import Engine
 from sfumato.vault.ledger import Account, Journal
 from sfumato.vault.noise import Source
 from sfumato.vault.ray_table import RayTable
+from sfumato.vault.sealed.consortium import Consortium
 from sfumato.vault.threads import ThreadedEngine
 
 if TYPE_CHECKING:
@@ -58,9 +59,21 @@ class ClosedTable:
             return self._load_shards(self._where, {name: c for domain in domains for name, c in domain.items()})
         return [self._table(domain).n for domain in domains][0]
 
-    def desk(self, study: Study, account: Account, journal: Journal) -> Desk:
-        """A counter for one run of a study; its answers are kept in the node's journal on their way to the ledger."""
-        return Desk(self._engine(study), study, account, source=self._source, kept=journal.account(account), own=True)
+    def desk(
+        self, study: Study, account: Account, journal: Journal, seat: tuple[Consortium, str, Account] | None = None
+    ) -> Desk:
+        """A counter for one run of a study; its answers are kept in the node's journal on their way to the ledger.
+
+        `seat`: of a run whose sums are sealed, the consortium, the run's name and its account against everybody.
+        """
+        engine, keys, everybody = self._engine(study), None, None
+        if seat is not None:
+            consortium, run, everybody = seat
+            keys = consortium.run(run, study.model.fingerprint(), engine.n)
+        return Desk(
+            engine, study, account, source=self._source, kept=journal.account(account), own=True, keys=keys,
+            everybody=everybody,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let go of the records, and of the cluster that was started for them."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from sfumato.kernel import Draw, Kernel, ReferenceLangevin, State
 from sfumato.kernel.loop import Looped, Source, Transcript, compile_loop
+from sfumato.privacy.coalition import alone
 from sfumato.protocol.questions import Release
 from sfumato.study.target import Study
 from sfumato.vault import lattice
@@ -162,7 +163,7 @@ class Vault:
         return self._answer(asked)
 
     def _answer(self, asked: Release) -> np.ndarray:
-        quote, query = quote_release(self._engine, self._study.model.dim, asked, self._noise)
+        quote, query = quote_release(self._engine, self._study.model.dim, asked, self._noise, alone(self.n))
         block = self._account.reserve(quote.quanta)
         answer = np.array(quote.answer().numbers, np.int64).astype(np.float64) * query.gamma + self.n * query.centre
         block.settle(quote.quanta)

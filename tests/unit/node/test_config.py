@@ -32,7 +32,11 @@ def test_the_template_is_a_complete_owners_file(written):
 
 
 def uncommented(text):
-    return "\n".join(line[2:] if line.startswith("# ") and " = " in line else line for line in text.splitlines())
+    """Every commented key, and every commented table, as somebody would have it who wants them all."""
+    lines = text.splitlines()
+    return "\n".join(
+        line[2:] if line.startswith("# ") and (" = " in line or line[2] == "[") else line for line in lines
+    )
 
 
 def test_every_commented_line_of_the_template_is_a_key_that_works(written):

@@ -145,7 +145,7 @@ function draw() {
   drawCurve(state.budget, state.curve);
   drawRates(state.rates);
   rows("runs", state.runs.map((run) => [
-    cell(run.study), cell(run.analyst), cell(shortRun(run.run)), cell(when(run.opened)),
+    cell(run.study), cell(run.analyst), cell(shortRun(run.run) + (run.sealed ? " (sealed)" : "")), cell(when(run.opened)),
     cell(run.answers.toLocaleString("en")), cell(spent(run.budget)), cell(run.state, run.state === "connected" ? "good" : "none"),
   ]), "No run has been opened yet.", 7);
   rows("tokens", state.tokens.map((line) => {
@@ -161,6 +161,7 @@ function draw() {
     ];
   }), "No tokens.", 6);
   $("statement").textContent = state.statement;
+  showConsortium(state.consortium);
   rows("log", state.log.map((line) => [
     cell(when(line.at)), cell(line.event), cell(line.who || ""), cell(line.what || "", "wrap"),
   ]), "Nothing yet.", 4);
@@ -248,6 +249,16 @@ function fact(label, value, kind) {
   if (kind) said.className = kind;
   box.append(term, said);
   return box;
+}
+
+function showConsortium(house) {
+  $("consortium").hidden = !house;
+  if (!house) return;
+  const others = house.members.length - 1;
+  $("consortium-text").textContent =
+    `${house.name}: sums are sealed; ${house.colluders} of the ${others} others are assumed to work with an analyst. Against all of them `
+    + `μ² ${number(house.everybody.spent, 4)} of ${number(house.everybody.cap, 4)} is spent. Compare fingerprints by telephone.`;
+  $("roster").replaceChildren(...house.members.map((one) => fact(one.self ? `${one.name} (you)` : one.name, one.fingerprint)));
 }
 
 async function replan() {

@@ -9,14 +9,12 @@ import numpy as np
 from sfumato.errors import InvalidInput
 from sfumato.kernel.loop import Priced
 from sfumato.vault.closed import closed
-from sfumato.vault.noise import NoisePool, Source
+from sfumato.vault.noise import NoisePool
 from sfumato.vault.packing import packed, unpacked
 
 Array: TypeAlias = Any
 Range: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
 """Function (theta, theta_prop) -> proven range of one record's log ratio."""
-MakeNoise: TypeAlias = Callable[..., Source]
-"""Function (scale, coordinates, rows evaluated) -> source of noise."""
 YES = [True]
 
 

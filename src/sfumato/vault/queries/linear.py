@@ -45,7 +45,7 @@ TOO_DEAR = 1000.0
 the parameter space would otherwise end the run. The width is the same in both directions, so the chain stays reversible."""
 
 
-@as_tree("_numbers", "gamma", "sigma", "n", "_half", "_own_error", "shift", fixed=("_family",))
+@as_tree("_numbers", "gamma", "sigma", "n", "_among", "_half", "_own_error", "shift", fixed=("_family",))
 class Linear:
     """Scalars of n records, in directions that whoever asks may choose: all public.
 
@@ -55,10 +55,13 @@ class Linear:
         What was summed.
     gamma, sigma
         Lattice and noise of the scalars.
+    among
+        Records of everybody whose scalars are added up: what must fit 64 bits. Those n by default.
     """
 
-    def __init__(self, statistic: StatisticSum, gamma: float, sigma: float, n: int) -> None:
+    def __init__(self, statistic: StatisticSum, gamma: float, sigma: float, n: int, among: int | None = None) -> None:
         self._family, self._numbers, self.gamma, self.sigma, self.n = statistic.family, statistic[1:], gamma, sigma, n
+        self._among = among or n
         lo, hi, middle = statistic.box
         self._half = (hi - lo + 2) / 2 * statistic.gamma
         self._own_error = evaluation_error(statistic.family, statistic.matrix)
@@ -88,7 +91,7 @@ class Linear:
         A scalar wider than `widest`, or too large for 64 bits, is not asked for. Both rules are symmetric in the pair.
         """
         widths = self.widths(proven, direction)
-        reach = self.n * jnp.sum(jnp.abs(direction) * self._half, axis=1) / self.gamma
+        reach = self._among * jnp.sum(jnp.abs(direction) * self._half, axis=1) / self.gamma
         asked = possible & jnp.isfinite(widths) & (widths <= widest) & (reach < lattice.SUM_LIMIT)
         widths = jnp.where(asked, widths, 0.0)
         return Priced(
@@ -101,10 +104,14 @@ class Linear:
         return jnp.round(product / self.gamma).astype(jnp.int64)
 
 
-def langevin_scalars(statistic: StatisticSum, sigma: float, gamma: float, n: int, first_sigma: float) -> "Corrections":
+def langevin_scalars(
+    statistic: StatisticSum, sigma: float, gamma: float, n: int, first_sigma: float, among: int | None = None
+) -> "Corrections":
     """Scalars of Langevin steps whose first answer has noise `first_sigma`."""
     first = (statistic.moved / first_sigma) ** 2
-    return Corrections(Linear(statistic, gamma, sigma, n), cost_quanta(first), float(sigma * (TOO_DEAR * first) ** 0.5))
+    return Corrections(
+        Linear(statistic, gamma, sigma, n, among), cost_quanta(first), float(sigma * (TOO_DEAR * first) ** 0.5)
+    )
 
 
 class Corrections(NamedTuple):

@@ -25,7 +25,7 @@ from sfumato.vault.closed import closed
 from sfumato.vault.engine import Engine, LocalEngine
 from sfumato.vault.noise import NoisePool
 from sfumato.vault.packing import pack_lists, unpack, x64
-from sfumato.vault.queries.base import MakeNoise, PricedScalars, Quote, Range, flags_of, numbers_of, packed_price
+from sfumato.vault.queries.base import PricedScalars, Quote, Range, flags_of, numbers_of, packed_price
 
 Array: TypeAlias = Any
 
@@ -121,10 +121,11 @@ class CoveredRatioSum(NamedTuple):
     gamma: float
     sigma: float
     covered: int
+    n: int
 
     def sum(self, table: LocalEngine) -> Array:
         """A price with each chain's range and ratio (`packed_price`)."""
-        whole, reals = [self.covered, table.n, *self.asked], [self.gamma, self.sigma, *self.theta, *self.theta_prop]
+        whole, reals = [self.covered, self.n, *self.asked], [self.gamma, self.sigma, *self.theta, *self.theta_prop]
         chains = len(self.asked)
         run = table.program(("covered", chains), lambda: _covered_program(table.how, self.range, chains))
         return run(table.records, pack_lists(whole, reals))
@@ -217,12 +218,11 @@ def _price_alone(range_: Range, chains: int, dim: int) -> Callable[[Array], Arra
 
 @closed("unused noise")
 class RatioRounds:
-    """Rounds of a walk: one log ratio per chain."""
+    """Rounds of a walk: one log ratio per chain. What it charges for is the sigma of the terms; sums of n records must fit."""
 
-    def __init__(self, engine: Engine, study: Study, terms: Terms, noise: MakeNoise) -> None:
-        self._engine, self._terms, self._dim = engine, terms, study.model.dim
+    def __init__(self, engine: Engine, study: Study, terms: Terms, n: int, pool: NoisePool) -> None:
+        self._engine, self._terms, self._n, self._dim, self.pools = engine, terms, n, study.model.dim, [pool]
         self._range = study.bounds.range_for(engine.n)
-        self.pools = [NoisePool(noise(terms.sigma / terms.gamma, 1))]
         # Kept here: others' chains may push it out of the cache, and the next round would compile it again.
         self._price = _price_alone(self._range, terms.chains, self._dim)
 
@@ -234,12 +234,12 @@ class RatioRounds:
         theta_prop = numbers_of("theta_prop", question.theta_prop, chains, dim)
         asked = flags_of(question.asked, chains)
         if engine.at_once(chains):
-            query = CoveredRatioSum(self._range, theta, theta_prop, asked, gamma, terms.sigma, covered)
+            query = CoveredRatioSum(self._range, theta, theta_prop, asked, gamma, terms.sigma, covered, self._n)
             priced = PricedScalars.read(engine.sum(query), chains, 3)
         else:
             query = None
             with x64():
-                row = self._price(pack_lists([engine.n, *asked], [gamma, terms.sigma, *theta, *theta_prop]))
+                row = self._price(pack_lists([self._n, *asked], [gamma, terms.sigma, *theta, *theta_prop]))
             priced = PricedScalars.read(row, chains, 2)
 
         def totals() -> list[int]:

@@ -263,12 +263,18 @@ def _price_alone(reference: ReferenceBounds, chains: int, dim: int) -> Callable[
 
 @closed("unused noise")
 class RemainderRounds:
-    """Rounds around a reference point: one second-order scalar per chain."""
+    """Rounds around a reference point: one second-order scalar per chain. Charges and fits as `RatioRounds` does."""
 
     def __init__(
-        self, engine: Engine, reference: ReferenceBounds, proven: Proven | Searched, terms: Terms, pool: NoisePool
+        self,
+        engine: Engine,
+        reference: ReferenceBounds,
+        proven: Proven | Searched,
+        terms: Terms,
+        n: int,
+        pool: NoisePool,
     ) -> None:
-        self._engine, self._terms, self._dim, self.pools = engine, terms, len(terms.centre), [pool]
+        self._engine, self._terms, self._n, self._dim, self.pools = engine, terms, n, len(terms.centre), [pool]
         self._body, self._anchor = jax.tree.map(np.asarray, proven.body), proven.anchor
         self._price = _price_alone(reference, terms.chains, self._dim)
 
@@ -279,7 +285,7 @@ class RemainderRounds:
         asked = flags_of(question.asked, chains)
         reals = [gamma, self._terms.sigma, *points[0], *points[1], *points[2]]
         with x64():
-            row = self._price(self._anchor, pack_lists([self._engine.n, *asked], reals))
+            row = self._price(self._anchor, pack_lists([self._n, *asked], reals))
         priced = PricedScalars.read(row, chains, 2)
 
         def totals() -> list[int]:

@@ -28,6 +28,7 @@ from sfumato.kernel.shared_programs import shared_program
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
 from sfumato.privacy.budget import RELATIVE_LOG2, cost_quanta
+from sfumato.privacy.coalition import Part
 from sfumato.protocol.questions import AHEAD, AHEAD_NUMBERS, Release, Statistic
 from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Evaluation, Rows, add_up, sum_over_blocks
@@ -114,8 +115,8 @@ def _pilot_program(
     return jax.jit(run, compiler_options=LEAN)
 
 
-def pilot_sum(asked: Release, n: int, dim: int) -> PilotSum:
-    """What a pilot asks for, checked.
+def pilot_sum(asked: Release, part: Part, dim: int) -> PilotSum:
+    """What a pilot asks for, checked; on a lattice that is fine enough for the smallest noise in the sum.
 
     Raises
     ------
@@ -132,7 +133,8 @@ def pilot_sum(asked: Release, n: int, dim: int) -> PilotSum:
     centre = np.asarray(asked.centre, np.float64) if len(asked.centre) else np.zeros(count)
     if centre.shape != (count,) or not np.all(np.abs(centre) <= 1 / SMALLEST):
         raise InvalidInput(f"the centre of a release must be {count} finite numbers, got shape {centre.shape}.")
-    return PilotSum(asked.what, theta, matrix, centre, asked.radius, pilot_gamma(n, asked.radius, asked.sigma))
+    gamma = pilot_gamma(part.n, asked.radius, asked.sigma * part.least)
+    return PilotSum(asked.what, theta, matrix, centre, asked.radius, gamma)
 
 
 def pilot_gamma(n: int, radius: float, sigma: float) -> float:
@@ -151,17 +153,17 @@ def pilot_gamma(n: int, radius: float, sigma: float) -> float:
 
 
 def quote_release(
-    engine: Engine, dim: int, asked: Release, noise: Callable[[float, int], Source]
+    engine: Engine, dim: int, asked: Release, noise: Callable[[float, int], Source], part: Part
 ) -> tuple[Quote, PilotSum]:
-    """Price a pilot's release; both roads answer it so."""
-    query = pilot_sum(asked, engine.n, dim)
+    """Price a pilot's release; all roads answer it so."""
+    query = pilot_sum(asked, part, dim)
     count = len(query.centre)
 
     def answer() -> Answer:
-        drawn = noise(asked.sigma / query.gamma, count).draw(count)
+        drawn = noise(asked.sigma * part.own / query.gamma, count).draw(count)
         return Answer(query.gamma, (engine.sum(query) + drawn).tolist(), [query.moved], YES)
 
-    return Quote(cost_quanta((query.moved / asked.sigma) ** 2), count, answer), query
+    return Quote(cost_quanta((query.moved / (asked.sigma * part.paid)) ** 2), count, answer), query
 
 
 # -- a family's statistic -----------------------------------------------------------------------------------------------
