@@ -191,7 +191,7 @@ def _budgets(seen: list[Seen]) -> Any:
 
 def _look(everyone: "list[Owner]", run: "Run") -> list[Seen]:
     """Read every owner's console."""
-    facts = zip(everyone, run.plan["owners"], strict=True)
+    facts = zip(everyone, run.plan.owners, strict=True)
     return [Seen(owner, owner.console(), planned["share"]) for owner, planned in facts]
 
 

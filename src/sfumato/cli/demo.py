@@ -95,7 +95,8 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
     if not as_json:
         show.plan(planned, "before anything is spent; its assumptions were made knowing this public table")
     run = sample(study.home_ownership, data, seed=seed, **terms)
-    written = outputs.write(run, out, "Who owns a home?")
+    run = run.described(study.WORDS)
+    written = outputs.write(run, out, study.WORDS.title)
     rows, exact = shown_rows(run), study.non_private_fit(data)
     took = time.perf_counter() - began
     if as_json:

@@ -168,7 +168,7 @@ def chains(drawn: "Run") -> None:
     """Say how the chains went."""
     number = drawn.transcript["accepted"].shape[0]
     ended = ENDS[drawn.stop_reason.name]
-    forecast = f"The plan, made again after the pilot, had promised {drawn.plan['forecast_ess']:.0f} effective draws."
+    forecast = f"The plan, made again after the pilot, had promised {drawn.plan.forecast_ess:.0f} effective draws."
     paragraph(
         f"{number} chains x {drawn.iterations:,} iterations, {drawn.acceptance:.0%} accepted; {ended}. {forecast}"
     )

@@ -86,7 +86,7 @@ def run(
             delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess,
             example=file.example(), ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
-    hand_over(drawn, checkpoint, out, file.name, as_json)
+    hand_over(drawn.described(file.words), checkpoint, out, file.name, as_json)
 
 
 def estimate(
@@ -122,7 +122,7 @@ def estimate(
             delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess, example=file.example(),
             ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
-    hand_over(found, checkpoint, out, file.name, as_json)
+    hand_over(found.described(file.words), checkpoint, out, file.name, as_json)
 
 
 def resume(
@@ -168,7 +168,7 @@ def resume(
             home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity(),
             guess=file.guess if from_guess else None, pilot_share=pilot_share, force=force,
         )  # fmt: skip
-    hand_over(drawn, checkpoint, home, file.name, as_json)
+    hand_over(drawn.described(file.words), checkpoint, home, file.name, as_json)
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------

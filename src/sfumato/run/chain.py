@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.analysis import watch
+from sfumato.analysis.facts import made_today
 from sfumato.analysis.result import Run, StopReason
 from sfumato.analysis.verdict import visible_transient
 from sfumato.errors import BudgetSpent, OwnerLost
@@ -56,6 +57,7 @@ class Chain:
     spent: int = 0
     pilot: dict[str, Any] = field(default_factory=dict)
     stop_owner: str = ""
+    first_plan: Mapping[str, Any] | None = None
     marks: list[float] = field(default_factory=list)
     """Share of the plan that was done after each part: of its steps or of its budget, whichever is more."""
 
@@ -227,7 +229,7 @@ def make_run(
         transcript=transcript,
         privacy=privacy,
         stop_reason=reason,
-        plan=chain_terms(chain),
+        planned=chain_terms(chain),
         pilot=chain.pilot | {"outside": outside},
         coordinates=tuple(model.coordinate_names()),
         seed=chain.stream.seed,
@@ -235,6 +237,7 @@ def make_run(
         study=chain.study,
         stop_owner=chain.stop_owner,
         discarded=discarded,
+        facts=made_today(chain.study, chain.first_plan),
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from sfumato.analysis import from_releases, noise_aware
 from sfumato.analysis.estimate import CHAINS, EXACT, LABEL, LABEL_COUNTS, LABEL_SUMS, Estimate, drawn
+from sfumato.analysis.facts import made_today, with_study
 from sfumato.analysis.from_copies import belief_by_law
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
@@ -211,6 +212,7 @@ def _finish(opened: Opened, terms: Terms, kept: Journal | None, tick: Tick) -> E
         draws={name: values[chosen].reshape(CHAINS, terms.limit, *values.shape[1:]) for name, values in points.items()},
         label=label, privacy=privacy, population=points, weight=weight, of_prior=of_prior, about=about,
         pilot={"releases": [plain(one) for one in placed.asked], "lost": release.lost}, seed=terms.seed,
+        facts=with_study(made_today(study), study),
     )  # fmt: skip
 
 

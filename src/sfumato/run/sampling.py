@@ -209,6 +209,7 @@ def sample(
         refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
         plan, pilot = _pilot(opened, plan, terms, kept, tick)
         chain = start(study, plan, stream, pilot)
+        chain.first_plan = terms.first_plan
         _bring_inside(chain, opened.access.theta_bound)
         return _finish(chain, opened, limit, kept, tick)
 
@@ -286,6 +287,7 @@ def resume(
                 terms = again.added_to(terms, studies[0], kept)
                 plan, pilot = _pilot(opened, Plan.read(terms.first_plan or {}), terms, kept, tick)
             chain = start(studies[0], plan, stream, pilot)
+            chain.first_plan = terms.first_plan
             for saved in kept.read():
                 take_up(chain, saved)
                 opened.access.settle(saved.block, saved.reserved, saved.spent)
