@@ -101,6 +101,19 @@ def test_every_command_speaks_json_and_has_help():
         assert command.help, path
 
 
+def test_flags_take_no_value_and_the_shell_can_complete():
+    import typer.main
+    from typer.testing import CliRunner
+
+    shown = CliRunner(env={"COLUMNS": "100"})
+    for path, _ in commands(app):
+        text = shown.invoke(app, [*path, "--help"]).output
+        assert "<bool>" not in text and "--json" in text, path
+    assert {"--install-completion", "--show-completion"} <= {
+        option for param in typer.main.get_command(app).params for option in param.opts
+    }
+
+
 def test_version(capsys):
     assert call(capsys, "--version") == (0, f"sfumato {sfumato.__version__}\n", "")
 
@@ -144,9 +157,12 @@ def test_a_run_that_is_of_no_use_says_so_first_and_ends_with_its_own_code(capsys
     study, out = make_study(tmp_path / "s", kernel='"guided"', epsilon=0.05), tmp_path / "out"
     code, text, _ = call(capsys, "run", study, "--out", out, "--force")
     assert code == endings.UNUSABLE == 8
-    assert text.lstrip().startswith("Verdict: do not use.") and "known to" not in text
+    shown, _, after = text.partition("Verdict: ")
+    assert shown.lstrip().startswith("Plan: ") and "--force goes on" in shown  # before it spends
+    assert after.startswith("do not use.") and "known to" not in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
     mean = sfumato.load(out / "run.npz").draws["p"].mean()
-    assert f"{mean:.3f}" not in text[: text.index("Chains")]
+    assert f"{mean:.3f}" not in after[: after.index("Chains")]
     assert "Do not use these draws" in (out / "report.html").read_text(encoding="utf-8")
     code, answer = call_json(capsys, "resume", out)
     assert (code, answer["ok"], answer["code"]) == (8, False, "unusable")

@@ -139,6 +139,12 @@ class Estimate:
     def __str__(self) -> str:
         return f"{self.label}\n{self.verdict}\n{self.privacy}"
 
+    def _repr_html_(self) -> str:
+        """The answer in a sentence, the verdict, the table: as much of them as may be shown."""
+        from sfumato.analysis.report.answer import brief
+
+        return brief(self)
+
     def __repr__(self) -> str:
         return (
             f"<Estimate of {', '.join(self.draws)}, an approximation; epsilon={self.privacy.epsilon:g}, "

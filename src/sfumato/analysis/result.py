@@ -214,6 +214,12 @@ class Run:
             "facts": self.told.to_dict(),
         }
 
+    def _repr_html_(self) -> str:
+        """The answer in a sentence, the verdict, the table: as much of them as may be shown."""
+        from sfumato.analysis.report.answer import brief
+
+        return brief(self)
+
     def __repr__(self) -> str:
         chains = self.transcript["accepted"].shape[0]
         return (

@@ -13,6 +13,7 @@ from sfumato.kernel import asks_first
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT
 from sfumato.privacy.target import Target
+from sfumato.tools.notebook import card
 
 if TYPE_CHECKING:
     from sfumato.analysis.diagnostics import Row
@@ -60,6 +61,13 @@ class Verdict:
 
     level: Level
     reasons: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Verdict {self.level}: {self.reasons[0] if self.reasons else ''}>"
+
+    def _repr_html_(self) -> str:
+        words = {"good": "Good", "rough": "Rough", "unusable": "Do not use"}[self.level]
+        return card(words, text=" ".join(self.reasons), mark=self.level)
 
     def __str__(self) -> str:
         words = {"good": "good", "rough": "rough", "unusable": "do not use"}[self.level]

@@ -145,6 +145,7 @@ def _show(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Wri
     from sfumato.analysis.diagnostics import shown_rows
     from sfumato.cli import show
     from sfumato.cli.demo import show_coefficients
+    from sfumato.cli.output import console
     from sfumato.demo.consortium.tables import LABELS, pooled_fit
 
     rows = shown_rows(run)
@@ -156,7 +157,7 @@ def _show(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Wri
     show.chains(run)
     show.statement(run)
     show.heading("What each owner's console says now")
-    show.console().print(_budgets(seen))
+    console().print(_budgets(seen))
     show.facts([(one.owner.name, f"{one.state['statement']}\n") for one in seen])
     show.files(written)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli import endings
+from sfumato.cli.options import flag
 from sfumato.cli.study import AsJson
 from sfumato.errors import InvalidInput
 
@@ -60,7 +61,7 @@ def demo(
         int | None, typer.Option("--iterations", help="Steps per chain at the most; else as many as the budget buys.")
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Consortium: leave the nodes and their consoles running until Ctrl-C.")
+        bool, flag("--keep", help="Consortium: leave the nodes and their consoles running until Ctrl-C.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -119,9 +120,10 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
 def show_coefficients(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str], comparison: str) -> None:
     """Show both, coefficient by coefficient, and what the difference may be."""
     from sfumato.cli import show
+    from sfumato.cli.output import console
 
     show.heading("Coefficients (log odds)")
-    show.console().print(_table(rows, exact, labels))
+    console().print(_table(rows, exact, labels))
     if not any(math.isnan(row.mean) for row in rows):  # of an unusable run there is nothing to compare
         show.paragraph(comparison.format(expected=median(row.ess for row in rows) ** -0.5))
 

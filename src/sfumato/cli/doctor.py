@@ -157,13 +157,14 @@ def _show(found: list[Check], versions: dict[str, str]) -> None:
     from rich.text import Text
 
     from sfumato.cli import show
+    from sfumato.cli.output import console
 
     show.heading("Self-test")
     table = Table.grid(padding=(0, 2))
     for check in found:
         mark = Text("fine", style="green") if check.ok else Text("WRONG", style="bold red")
         table.add_row(Text(f"  {check.name}"), mark, Text(check.seen))
-    show.console().print(table)
+    console().print(table)
     show.heading("Versions")
     show.paragraph(", ".join(f"{name} {version}" for name, version in versions.items()))
     if not all(check.ok for check in found):

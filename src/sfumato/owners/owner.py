@@ -5,6 +5,7 @@ from typing import Any
 
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
+from sfumato.tools.notebook import card
 from sfumato.vault.ledger import Ledger
 
 
@@ -55,6 +56,14 @@ class Owner:
         self.name, self.epsilon, self.delta, self.domain = name, epsilon, delta, domain
         self.outside, self.ledger, self.columns, self.precision = outside, ledger, columns, precision
         self.data, self.n = data, n
+
+    def _repr_html_(self) -> str:
+        promise = (
+            "as given to sample" if self.epsilon is None else f"epsilon = {self.epsilon:g}, delta = {self.delta:g}"
+        )
+        rows = [("records", "closed"), ("promise", promise), ("records outside the domain", self.outside)]
+        rows += [("ledger", "shared")] if self.ledger is not None else []
+        return card(f"Owner {self.name}", rows)
 
     def __repr__(self) -> str:
         return f"<Owner {self.name!r} closed>"

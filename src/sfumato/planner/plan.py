@@ -14,6 +14,7 @@ from sfumato.planner.centre import GUESSED
 from sfumato.planner.forecast import EstimateForecast
 from sfumato.privacy import gdp
 from sfumato.privacy.target import Target
+from sfumato.tools.notebook import card
 
 ENOUGH_ESS = 5.0
 """Effective draws per chain below which a chain cannot be told from one that never mixed."""
@@ -224,6 +225,17 @@ class Plan:
 
     def __str__(self) -> str:
         return self.table()
+
+    def __repr__(self) -> str:
+        weak = "; too weak" if self.hopeless else "; weak" if self.weak else ""
+        return (
+            f"<Plan {self.kernel}, {self.chains} x {self.iterations:,} iterations; epsilon={self.epsilon:g}, "
+            f"delta={self.delta:g}; {self.forecast_ess:.3g} effective draws{weak}>"
+        )
+
+    def _repr_html_(self) -> str:
+        mark = "unusable" if self.hopeless else "rough" if self.weak else "good"
+        return card("Plan", [*self.rows(), *self._warning()], mark=mark)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

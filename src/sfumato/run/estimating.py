@@ -45,7 +45,7 @@ from sfumato.run.request import Request, make_request
 from sfumato.run.settling import promised, set_shares, settle
 from sfumato.run.terms import Terms, make_terms
 from sfumato.study.target import Study
-from sfumato.tools.progress import Tick, ticker
+from sfumato.tools.progress import Tick, stage, ticker
 from sfumato.vault.ledger import Ledger
 
 _ROOM = 0.999  # of the budget that is asked for: charges are rounded up
@@ -116,6 +116,7 @@ def estimate(
     for party in parties:
         if isinstance(party, TableParty):
             party.check_room()
+    stage("checking the model, and proving how far one record reaches")
     studies = make_studies(model, parties, domain, request)
     focus = _checked_focus(studies[0].model, focus)
     kept = Journal(checkpoint) if checkpoint is not None else None
@@ -129,6 +130,7 @@ def estimate(
         if kept is not None:
             kept.create(terms)
             refused.callback(kept.abandon)
+        stage("reading the records")
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=CHAINS, pilot_copies={},
             folder=None if kept is None else kept.folder, tick=tick,

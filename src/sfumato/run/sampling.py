@@ -62,7 +62,7 @@ from sfumato.run.request import Request, make_request
 from sfumato.run.settling import box, promised, set_shares, settle
 from sfumato.run.terms import Terms, find_model, make_terms
 from sfumato.study.target import Study, make_study
-from sfumato.tools.progress import Tick, ticker
+from sfumato.tools.progress import Tick, show_plan, stage, ticker
 from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.memory import forget_compiled
@@ -174,6 +174,7 @@ def sample(
     for party in parties:
         if isinstance(party, TableParty):
             party.check_room()
+    stage("checking the model, and proving how far one record reaches")
     studies = make_studies(model, parties, domain, request)
     if not any(party.live for party in parties):
         return _sample_bundles(model, parties, studies, request, checkpoint, progress)
@@ -191,14 +192,18 @@ def sample(
         if kept is not None:
             kept.create(terms)
             refused.callback(kept.abandon)
+        stage("planning: nothing is spent")
         planned = _Planner(request, terms)
         planned.look_ahead(parties, study)
+        stage("reading the records")
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=terms.chains, pilot_copies=pilot_copies,
             folder=None if kept is None else kept.folder, tick=tick, seed=stream.seed,
         )  # fmt: skip
         terms = terms.with_facts(opened.access.facts)
+        stage("planning: nothing is spent")
         plan = planned.first_plan(opened)
+        show_plan(plan)
         if not request.force:
             plan.refuse_if_weak()
         settled = {
@@ -268,6 +273,7 @@ def resume(
         request = Request(kernel=terms.kernel, sensitivity=sensitivity, chains=terms.chains, force=terms.force)
         studies = make_studies(model, parties, terms.stated_domain, request)
         terms.check_model(studies[0])
+        stage("reading the records, and what was kept")
         if terms.estimate:
             return go_on(model, parties, studies, terms, kept, progress)
         stream = PublicStream(terms.seed, terms.chains)
@@ -432,7 +438,9 @@ def _sample_bundles(
     bundles = [party.bundle for party in parties if isinstance(party, BundleParty)]
     stream = PublicStream(request.seed, request.chains)
     with under_way(None), ExitStack() as stack, ticker(progress) as tick:
+        stage("planning: nothing is spent")
         plan, pilot, steps = prepare(family, studies[0], bundles, request)
+        show_plan(plan)
         opened = open_parties(
             stack, family, parties, studies, run_id="", chains=request.chains, pilot_copies={}, folder=None, tick=tick
         )
@@ -536,6 +544,7 @@ def run_pilots(
     # lost it, with its machine's power, answers anew and pays again.)
     release = PilotLog(access.release, kept, access.pass_over)
     tick(0, plan.iterations, "pilot")
+    stage("pilot: the first answer")
     domains = {domain_key(other): other.domain for other in opened.studies}
     domains.pop(domain_key(study))
     found = find_start(
@@ -544,6 +553,7 @@ def run_pilots(
     if not terms.force:
         refuse_unless_arrived(plan, found, kept, None if opened.prepaid else study)
     access.forget()
+    stage("planning again, with what the pilot found")
     pilot = found.about | about | ({"lost": 0} if several else {})  # owners give the answer again that they gave
     mu = set_shares(opened, relative_widths([opened.studies[i] for i in opened.live], found.belief))
     again = replan(
@@ -593,6 +603,7 @@ def _finish(chain: Chain, opened: Opened, limit: int, kept: Journal | None, tick
     check_interrupted()
     # A step that asks for all it needs at once costs the same wherever it goes: the plan knows how many there will be.
     access.expect(int((1.0 if chain.plan.copy_sigma else ASKED_AHEAD) * chain.plan.iterations))
+    stage("compiling the chain")
     try:
         access.begin(chain.kernel, chain.plan.sigma, chain.states)
         reason = draw(chain, access, limit, kept, tick)

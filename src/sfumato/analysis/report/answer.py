@@ -11,6 +11,7 @@ from sfumato.analysis.diagnostics import INTERVAL, series
 from sfumato.analysis.facts import Facts, shown
 from sfumato.analysis.report import html, svg
 from sfumato.analysis.wording import Label, Words
+from sfumato.tools import notebook
 
 if TYPE_CHECKING:
     from sfumato.analysis.estimate import Estimate
@@ -206,3 +207,22 @@ def _prior(row: Shown, at: Callable[[float], float], ends: tuple[float, float]) 
         '<b class="right">\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}</b>' if high > ends[1] else ""
     )
     return f'<i class="prior" style="left:{left:.2f}%;width:{right - left:.2f}%"></i>{arrows}'
+
+
+# -- in a notebook ------------------------------------------------------------------------------------------------------------
+
+
+def brief(run: "Run | Estimate") -> str:
+    """What a notebook shows of a run or an estimate: the answer, the verdict, the table, the promise in a line."""
+    words, privacy, level = run.facts.words, run.privacy, run.verdict.level
+    rows = shown_parameters(run, words, run.facts) if run.verdict.usable else []
+    lines = [
+        (row.called, f"{row.said(row.mean, 2)}{row.unit}", f"{row.said(row.low, 2)} to {row.said(row.high, 2)}")
+        for row in rows
+    ]
+    kind = "run" if hasattr(run, "transcript") else "estimate"
+    promise = f"({privacy.epsilon:g}, {privacy.delta:g})-differential privacy for {privacy.n:,} records"
+    inner = [notebook.table(("parameter", "mean", "90 % interval"), lines[: html.PICTURED])] if lines else []
+    facts = [("verdict", str(run.verdict)), ("promise", promise)]
+    heading = words.question or words.title or kind.capitalize()
+    return notebook.card(heading, facts, text=sentence(rows, words, level, kind), mark=level, inner=inner)
