@@ -5,9 +5,9 @@ import types
 from html.parser import HTMLParser
 
 import pytest
-from test_report import NASTY, WORDS, make_run
 
 import sfumato as sf
+from made_run import NASTY, WORDS, make_run
 from sfumato.privacy.joint import JointStatement
 from sfumato.tools import progress
 

@@ -87,14 +87,8 @@ def audit(found: "Audit", name: str) -> None:
 
 def advice(made: "Plan", study: Path) -> str:
     """Say what would make a weak plan strong, in the library's own words."""
-    from sfumato.errors import PlanTooWeak
-
-    try:
-        made.refuse_if_weak()
-    except PlanTooWeak as error:
-        text = in_shell(str(error), study)
-        return text[:1].upper() + text[1:]
-    return ""
+    text = in_shell(made.remedy, study)
+    return text[:1].upper() + text[1:]
 
 
 def in_shell(text: str, study: Path, out: Path | None = None) -> str:

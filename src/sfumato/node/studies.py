@@ -64,7 +64,8 @@ class ApprovedStudy:
     def _plan(self, epsilon: float, delta: float, n: int) -> dict[str, Any]:
         """Forecast for the console: public quantities only."""
         guess = self.entry.guess or None
-        return make_plan(self._main, n=n, epsilon=epsilon, delta=delta, guess=guess, ahead=True).to_dict()
+        made = make_plan(self._main, n=n, epsilon=epsilon, delta=delta, guess=guess, ahead=True)
+        return made.to_dict() | {"remedy": made.remedy}
 
     # -- what may be asked ----------------------------------------------------------------------------------------
 

@@ -132,6 +132,15 @@ class Plan:
             plan=self,
         )
 
+    @property
+    def remedy(self) -> str:
+        """What to do about a plan that is refused, in the words of the refusal; empty for any other."""
+        try:
+            self.refuse_if_weak()
+        except PlanTooWeak as error:
+            return str(error)
+        return ""
+
     def instead(self, spent: float) -> str:
         """What an estimate would give for the part of the budget that is not spent, as a sentence with a space behind it."""
         left = (self.mu * (1 - spent) ** 0.5, None if self.owners else self.delta) if spent else ()
