@@ -5,7 +5,7 @@ import pytest
 from browser_helpers import CHROMIUM
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open its event loop is under way, and other files run loops of their own
 def browser():
     from playwright.sync_api import sync_playwright
 

@@ -16,7 +16,7 @@ WORDS = Words(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """A real run, saved and loaded; one with many parameters under long names; one that must not be used; an estimate."""
     folder = tmp_path_factory.mktemp("report")

@@ -29,6 +29,8 @@ const number = (value, digits = 3) => {
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
   return Math.abs(value) < 0.001 ? value.toExponential(1) : Number(value.toPrecision(digits)).toString();
 };
+// What is still possible is never rounded up: a run that asks for it must be granted.
+const atMost = (value) => (value < 0.01 ? value : Math.floor(value * 100) / 100).toString();
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 const LOCAL = { dateStyle: "medium", timeStyle: "short" };
 const TODAY = { timeStyle: "medium" };
@@ -186,7 +188,7 @@ function studies() {
     const each = study.possible.length ? study.possible : [{ analyst: "nobody yet", epsilon: study.epsilon, delta: study.delta }];
     return each.map((part) => [
       cell(study.name), cell(study.n.toLocaleString("en")), cell(cap), cell(part.analyst),
-      cell(part.epsilon > 0 ? `${number(part.epsilon)} at δ ${part.delta.toExponential(0)}` : "none left", part.epsilon > 0 ? "" : "bad"),
+      cell(part.epsilon > 0 ? `${atMost(part.epsilon)} at δ ${part.delta.toExponential(0)}` : "none left", part.epsilon > 0 ? "" : "bad"),
     ]);
   });
 }
@@ -320,7 +322,7 @@ function caps() {
   const study = chosen();
   const most = Math.max(0, ...study.possible.map((part) => part.epsilon));
   const found = [{ epsilon: study.epsilon, words: `cap ${number(study.epsilon)}` }];
-  if (study.possible.length && most > 0 && most < 0.999 * study.epsilon) found.push({ epsilon: most, words: `left ${number(most)}` });
+  if (study.possible.length && most > 0 && most < 0.999 * study.epsilon) found.push({ epsilon: most, words: `left ${atMost(most)}` });
   return found;
 }
 
