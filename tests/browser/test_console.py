@@ -184,7 +184,7 @@ def test_caps_and_what_is_still_possible_are_there(node, page):
     assert 0 < possible < 2.5
     assert gdp.mu(possible, 1e-5) ** 2 <= left < gdp.mu(1.05 * possible, 1e-5) ** 2
     page.wait_for_selector("#worth[data-points]")
-    assert page.text_content("#epsilon-out") == "2.5" and "cap 2.5" in page.text_content("#epsilon-marks")
+    assert page.text_content("#epsilon-out") == "2.5" and "2.5" in page.text_content("#epsilon-marks")
     assert page.locator("#worth line.limit").count() >= 1 and page.locator("#worth circle").count() == 1
 
 

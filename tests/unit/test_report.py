@@ -12,6 +12,7 @@ from made_run import NASTY, WORDS, make_run
 from sfumato.analysis.diagnostics import posterior_rows, series
 from sfumato.analysis.report import write_report
 from sfumato.analysis.report.answer import sentence, shown_parameters
+from sfumato.analysis.report.html import number
 from sfumato.analysis.report.page import CONTENTS
 from sfumato.analysis.report.svg import density, ranks, ticks
 from sfumato.analysis.report.words import promise
@@ -82,7 +83,7 @@ def test_the_answer_comes_first_in_the_studys_own_words(tmp_path):
     draws = np.exp(run.draws["b"])
     low, high = np.quantile(draws, [0.05, 0.95])
     lead = re.search(r'<p class="lead">([^<]*)', text)[1]
-    assert f"The odds ratio is about {draws.mean():.0f}" in lead and f"between {low:.0f} and {high:.0f}" in lead
+    assert f"The odds ratio is about {draws.mean():.1f}" in lead and f"between {low:.1f} and {high:.1f}" in lead
     assert "3 more parameters" in lead and "A ratio of 1" not in lead  # both sides of it are likely
     assert "Entry [1]" in text and "a register" in text and "2026-01-31" in text
 
@@ -129,6 +130,19 @@ def test_densities_are_drawn_as_far_as_they_go():
             assert heights[0] < 0.01 * top
         else:  # at the end of the support it is as high as it is there, and nothing lies beyond
             assert heights[0] > 0.8 * top and float(line[0].split(",")[0]) == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "sd", "fine", "coarse"),
+    [
+        (0.30021, 0.0033, "0.3002", "0.300"),
+        (-0.001, 1.0, "0.0", "0.0"),
+        (1234567.8, 4000.0, "1,234,568", "1,234,568"),
+        (2.0, 0.0, "2.000", "2.000"),
+    ],
+)
+def test_numbers_have_the_digits_that_they_deserve(value, sd, fine, coarse):
+    assert (number(value, sd), number(value, sd, coarse=True)) == (fine, coarse)
 
 
 def test_ranks_of_chains_that_agree_are_even():

@@ -16,6 +16,7 @@ from sfumato.analysis.report.words import ending
 from sfumato.analysis.summary import decimals
 from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT, Verdict
 from sfumato.cli.output import console
+from sfumato.planner.advice import as_commands
 
 if TYPE_CHECKING:
     from sfumato.analysis.estimate import Estimate
@@ -100,9 +101,8 @@ def in_shell(text: str, study: Path, out: Path | None = None) -> str:
         rf"`{command} --epsilon \1{beside}` answers with what is left",
         text,
     )
-    text = text.replace("sf.estimate answers", f"`{command}{beside}` answers")
     force = "sfumato run" if out is None else f"sfumato resume {shlex.quote(short(out))}"
-    return text.replace("force=True samples", f"`{force} --force` samples")
+    return as_commands(text, f"{command}{beside}", force)
 
 
 def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:

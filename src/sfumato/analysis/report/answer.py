@@ -50,9 +50,9 @@ class Shown(NamedTuple):
         unit = self.label.unit or ("%" if self.label.scale in ("percent", "expit") else "")
         return f"\N{NO-BREAK SPACE}{unit}" if unit else ""
 
-    def said(self, value: float, digits: int = 1) -> str:
+    def said(self, value: float) -> str:
         """A value with as many decimals as its sd justifies."""
-        return html.number(value, self.sd, digits)
+        return html.number(value, self.sd, coarse=True)
 
 
 def shown_parameters(run: "Run | Estimate", words: Words, facts: Facts) -> list[Shown]:
@@ -217,8 +217,7 @@ def brief(run: "Run | Estimate") -> str:
     words, privacy, level = run.facts.words, run.privacy, run.verdict.level
     rows = shown_parameters(run, words, run.facts) if run.verdict.usable else []
     lines = [
-        (row.called, f"{row.said(row.mean, 2)}{row.unit}", f"{row.said(row.low, 2)} to {row.said(row.high, 2)}")
-        for row in rows
+        (row.called, f"{row.said(row.mean)}{row.unit}", f"{row.said(row.low)} to {row.said(row.high)}") for row in rows
     ]
     kind = "run" if hasattr(run, "transcript") else "estimate"
     promise = f"({privacy.epsilon:g}, {privacy.delta:g})-differential privacy for {privacy.n:,} records"

@@ -77,9 +77,11 @@ def grid(figures: Sequence[tuple[str, str]]) -> str:
     return f'<div class="grid">{cells}</div>'
 
 
-def number(value: float, sd: float, digits: int = 2) -> str:
-    """As many decimals as the sd justifies: so many digits of it."""
+def number(value: float, sd: float, *, coarse: bool = False) -> str:
+    """As many decimals as the sd justifies: two digits of it; `coarse`: so many that rounding moves it by a sixth of the sd."""
     if not math.isfinite(value):
         return UNKNOWN
-    decimals = 3 if not sd > 0 or not math.isfinite(sd) else min(max(digits - 1 - math.floor(math.log10(sd)), 0), 10)
-    return f"{value:,.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+    known = sd > 0 and math.isfinite(sd)
+    places = 3 if not known else math.ceil(-math.log10(sd / 3)) if coarse else 1 - math.floor(math.log10(sd))
+    text = f"{value:,.{min(max(places, 0), 10)}f}"
+    return (text.lstrip("-") if not float(text.replace(",", "")) else text).replace("-", "\N{MINUS SIGN}")

@@ -165,13 +165,14 @@ function drawRates(rates) {
 }
 
 function shortRun(run) {
-  return run.startsWith("estimate-") ? `estimate ${run.slice(9, 17)}` : run.slice(0, 8);
+  if (run.startsWith("estimate-")) return `estimate ${run.slice(9, 17)}`;
+  return /^[0-9a-f]{16}$/.test(run) ? run.slice(0, 8) : run; // made up by a machine, or a name that somebody gave
 }
 
 // How a run stands, since when, and what else is known of it.
 function standing(run) {
   const span = document.createElement("span");
-  span.append(run.since ? `${run.state} since ` : run.state);
+  span.append(!run.since ? run.state : run.state === "disconnected" ? "disconnected since " : `${run.state}, `);
   if (run.since) span.append(when(run.since));
   for (const mark of run.marks) {
     const pill = document.createElement("span");
@@ -322,8 +323,10 @@ function caps() {
   const study = chosen();
   const most = Math.max(0, ...study.possible.map((part) => part.epsilon));
   const found = [{ epsilon: study.epsilon, words: `cap ${number(study.epsilon)}` }];
-  if (study.possible.length && most > 0 && most < 0.999 * study.epsilon) found.push({ epsilon: most, words: `left ${atMost(most)}` });
-  return found;
+  if (!study.possible.length || most <= 0 || most > 0.999 * study.epsilon) return found;
+  const left = `left ${atMost(most)}`;
+  if (most > 0.6 * study.epsilon) return [{ epsilon: most, words: `${left} of ${number(study.epsilon)}` }]; // side by side they would overlap
+  return [...found, { epsilon: most, words: left }];
 }
 
 function drawMarks() {
@@ -403,14 +406,14 @@ async function drawWorth(turn, here) {
 function worth(points, here, low, high) {
   const bottom = Math.floor(Math.min(0, ...points.map((point) => Math.log10(point[1]))));
   const top = Math.ceil(Math.max(2, ...points.map((point) => Math.log10(point[1]))));
-  const x = (epsilon) => 44 + (366 * (Math.log10(epsilon) - low)) / (high - low);
+  const x = (epsilon) => 54 + (356 * (Math.log10(epsilon) - low)) / (high - low);
   const y = (draws) => 160 - (148 * (Math.log10(draws) - bottom)) / (top - bottom);
   const marks = [];
   for (let power = bottom; power <= top; power += 1) {
-    marks.push(shape("line", { x1: 44, x2: 410, y1: y(10 ** power), y2: y(10 ** power) }));
-    marks.push(shape("text", { x: 38, y: y(10 ** power) + 4, class: "end" }, (10 ** power).toLocaleString("en")));
+    marks.push(shape("line", { x1: 54, x2: 410, y1: y(10 ** power), y2: y(10 ** power) }));
+    marks.push(shape("text", { x: 48, y: y(10 ** power) + 4, class: "end" }, (10 ** power).toLocaleString("en")));
   }
-  for (const epsilon of [0.1, 1, 10]) marks.push(shape("text", { x: x(epsilon) - (epsilon === 10 ? 8 : 0), y: 178 }, `ε ${epsilon}`));
+  for (const epsilon of [0.1, 1, 10]) marks.push(shape("text", { x: x(epsilon), y: 178, class: epsilon === 10 ? "end" : "mid" }, `ε ${epsilon}`));
   for (const cap of caps()) marks.push(shape("line", { x1: x(cap.epsilon), x2: x(cap.epsilon), y1: 12, y2: 160, class: "limit" }));
   marks.push(shape("polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" ") }));
   marks.push(shape("circle", { cx: x(here[0]), cy: y(here[1]), r: 4.5 }));
