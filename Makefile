@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo consortium test quick check chaos lint types bench reference lock clean
+.PHONY: setup demo consortium test quick check chaos lint types bench reference screenshots lock clean
 
 setup: $(STAMP)
 
@@ -47,6 +47,10 @@ bench: setup
 # The pages of keys in docs/reference, from the declarations in the code.
 reference: setup
 	$(BIN)/python docs/reference/write.py
+
+# The pictures of the report and of the console in docs/figures: needs the system's chromium.
+screenshots: setup
+	$(BIN)/python docs/figures/screenshots.py
 
 # Names, versions and hashes only: no registry is named in the lock.
 lock:
