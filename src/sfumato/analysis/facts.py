@@ -1,10 +1,8 @@
 """What a reader must know beside the numbers: model, priors, domain, versions. All of it is public."""
 
-import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +12,7 @@ import numpy as np
 from sfumato.analysis.wording import Words
 from sfumato.bounds import compiled
 from sfumato.model import Model
-from sfumato.tools.version import __version__
+from sfumato.tools.version import __version__, versions
 
 if TYPE_CHECKING:
     from sfumato.study.target import Study
@@ -84,10 +82,15 @@ def made_today(study: "Study", first_plan: Mapping[str, Any] | None = None) -> F
     hoped = {name: value for name in told if (value := (first_plan or {}).get(name)) is not None}
     return Facts(
         date=f"{datetime.now(UTC):%Y-%m-%d}",
-        versions=versions(),
+        versions=_versions(),
         fingerprint=study.model.fingerprint(),
         first_plan=hoped,
     )
+
+
+@lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
+    return {"sfumato": __version__} | versions(PACKAGES)
 
 
 def with_study(facts: Facts, study: "Study") -> Facts:
@@ -96,18 +99,6 @@ def with_study(facts: Facts, study: "Study") -> Facts:
     prior, support = _prior(study.model)
     domain = {name: _described(column.to_dict()) for name, column in study.domain.items()}
     return msgspec.structs.replace(facts, model=text, domain=domain, prior=prior, support=support)
-
-
-@lru_cache(maxsize=1)
-def versions() -> dict[str, str]:
-    """Versions of what computes."""
-    found = {"sfumato": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
 
 
 def shown(draws: np.ndarray, scale: str) -> np.ndarray:
