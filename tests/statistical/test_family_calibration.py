@@ -111,7 +111,7 @@ def both_ways(thetas, size):
 
 def draws_for(kernel, worlds):
     chains = [kernel.draw(Streams(s), STEPS) for s in np.random.SeedSequence(3).spawn(worlds)]
-    return Draw(*(jnp.asarray(np.stack(part)[:, :, None]) for part in zip(*chains, strict=True)))
+    return Draw(*(jnp.asarray(np.stack(part)[:, :, None]) for part in zip(*(c[:4] for c in chains), strict=True)))
 
 
 def noise_for(scale, *shape):

@@ -149,7 +149,7 @@ def _categorical(d: Any, power: float) -> Array:
 def _binomial(d: Any, power: float) -> Array:
     trials = _trials(d)
     if trials is None:
-        raise NotImplementedError(f"{type(d).__name__} of other than one plain number of trials up to {_MOST_TRIALS}")
+        raise NotImplementedError(f"a binomial of other than one plain number of trials up to {_MOST_TRIALS}")
     outcomes = np.arange(trials + 1).reshape(-1, *[1] * len(d.batch_shape))
     return logsumexp(power * d.log_prob(outcomes), axis=0)
 

@@ -229,6 +229,8 @@ def _climb(asker: _Asker, guide: Guide, point: Point) -> Point:
         moved = looked.square > looked.sigma**2 * looked.free
         if moved:
             point = guide.move(point, looked)
+        else:  # so short a gradient tells that the point is nearer than the step that led there: its own noise twice, squared
+            point = point._replace(reached=min(point.reached, 2 * looked.sigma**2))
         if quiet:
             asker.check_width(point)
             rung += 1
