@@ -93,15 +93,38 @@ class Run:
 
     @cached_property
     def told(self) -> Facts:
-        """Everything a reader must know beside the numbers: words, model, priors, domain, and what the releases say alone."""
+        """Everything a reader must know beside the numbers: words, model, priors, domain."""
         if self.study is None or self.facts.model:
             return self.facts
-        beside = self.heard if not self.verdict.usable else self._beside()
-        return msgspec.structs.replace(with_study(self.facts, self.study), beside=_beside_of(beside))
+        return with_study(self.facts, self.study)
 
     def described(self, words: Words) -> "Run":
         """The same run with the study's own words, which its report and its files then carry."""
         return replace(self, facts=msgspec.structs.replace(self.facts, words=words))
+
+    def compared(self) -> "Run":
+        """The same run with what its releases say by themselves, for its report, where that is told in a moment.
+
+        Not of an unusable run (`heard` is that), nor where it is a chain of its own: a family's law, which `noise_aware` samples.
+        """
+        from sfumato.analysis.from_releases import has_law
+
+        known = self.study is None or self.facts.beside is not None or not self.verdict.usable
+        if known or (self.study.family is not None and has_law(self.study.family)):
+            return self
+        found = self._beside()
+        return (
+            self
+            if found is None
+            else replace(self, facts=msgspec.structs.replace(self.facts, beside=_beside_of(found)))
+        )
+
+    def _kept_facts(self) -> Facts:
+        """What is saved of them: draws were paid for, and are kept whatever else fails."""
+        try:
+            return self.told
+        except Exception:
+            return self.facts
 
     def _beside(self) -> "Estimate | None":
         """What the releases say by themselves, where that can be told."""
@@ -186,7 +209,7 @@ class Run:
         """Write the HTML report; `title` and `words` in place of the study's own."""
         from sfumato.analysis.report import write_report
 
-        return write_report(self, Path(path), title=title, words=words)
+        return write_report(self.compared(), Path(path), title=title, words=words)
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one file (NumPy .npz with a JSON header; no pickles)."""
@@ -211,7 +234,7 @@ class Run:
             "waited_share": self.waited_share,
             "stop_owner": self.stop_owner,
             "discarded": self.discarded,
-            "facts": self.told.to_dict(),
+            "facts": self._kept_facts().to_dict(),
         }
 
     def _repr_html_(self) -> str:
@@ -228,9 +251,7 @@ class Run:
         )
 
 
-def _beside_of(estimate: "Estimate | None") -> Beside | None:
-    if estimate is None:
-        return None
+def _beside_of(estimate: "Estimate") -> Beside:
     from sfumato.analysis.diagnostics import intervals
 
     rows = [(row.name, row.mean, row.sd, row.low, row.high) for row in intervals(estimate)]

@@ -29,7 +29,7 @@ def write(run: "Run", folder: Path, title: str, *, finished: bool = True) -> Wri
     An interrupted run is written to ``run-partial.npz``, so that the finished one can follow. Of an unusable one, what its
     releases say all the same is in ``noise-aware.npz``.
     """
-    written = _write(run, folder, title, "run", "run.npz" if finished else "run-partial.npz")
+    written = _write(run.compared(), folder, title, "run", "run.npz" if finished else "run-partial.npz")
     if run.heard is not None:
         written.files["releases"] = run.heard.save(folder / "noise-aware.npz")
     if finished and (folder / "run-partial.npz").exists():
