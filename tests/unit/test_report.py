@@ -17,6 +17,7 @@ from sfumato.analysis.report.page import CONTENTS
 from sfumato.analysis.report.svg import density, ranks, ticks
 from sfumato.analysis.report.words import promise
 from sfumato.analysis.result import StopReason
+from sfumato.privacy import gdp
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 
 VOID = {"meta"}
@@ -286,3 +287,15 @@ def test_a_delta_of_one_in_n_is_called_what_it_is_for_each_owner():
     fine, bad = (dataclasses.replace(make_run().privacy, delta=delta, n=1000, owner="Amber") for delta in (1e-6, 0.5))
     assert "WARNING" not in str(JointStatement((fine, fine)))
     assert "WARNING, of Amber: delta = 0.5 is not below 1/n = 0.001" in str(JointStatement((fine, bad)))
+
+
+def test_owners_stand_side_by_side_with_what_holds_for_somebody_whom_all_know(tmp_path):
+    run = make_run()
+    rules = {"Amber": "clamp", "Birch": "refuse"}
+    owners = tuple(dataclasses.replace(run.privacy, owner=name, outside=rule) for name, rule in rules.items())
+    planned = run.planned | {"owners": [{"name": "Amber", "share": 0.75}, {"name": "Birch", "share": 0.25}]}
+    text = render(tmp_path, dataclasses.replace(run, privacy=JointStatement(owners), planned=planned))
+    parse(text)
+    assert "Owners and their coalition" in text and "75%" in text and "moved to its nearest point" in text
+    together = float(re.search(r"which is epsilon = ([\d.]+)", text)[1])
+    assert together == pytest.approx(float(gdp.epsilon(2**0.5 * run.privacy.mu, 1e-6)), rel=0.01)

@@ -103,13 +103,7 @@ def _outcome(run: "Run", facts: Facts) -> str:
     """What was planned beside what came of it."""
     plan, first, rows = run.planned, facts.first_plan, shown_rows(run)
     counts = [row.ess for row in rows if math.isfinite(row.ess)]
-    came = (
-        f"{min(counts):,.0f} to {max(counts):,.0f}"
-        if counts and run.verdict.usable
-        else "of no use"
-        if counts
-        else html.UNKNOWN
-    )
+    came = _range(counts) if run.verdict.usable else "of no use" if counts else html.UNKNOWN
     cap = run.privacy.mu**2
     pilot = max(run.privacy.spent_mu**2 - float(np.asarray(run.transcript["mu_squared"]).sum()), 0.0)
     lines = [
@@ -133,6 +127,14 @@ def _outcome(run: "Run", facts: Facts) -> str:
         *([("left out", f"the first {run.discarded:,} draws of every chain")] if run.discarded else []),
     ]
     return f"<h3>Plan against outcome</h3>{html.table(heads, lines, words=True)}{html.facts(told)}"
+
+
+def _range(counts: list[float]) -> str:
+    """The least and the most, as one figure where they are one."""
+    if not counts:
+        return html.UNKNOWN
+    least, most = f"{min(counts):,.0f}", f"{max(counts):,.0f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _first(plan: Mapping[str, Any], name: str) -> str:
@@ -169,11 +171,7 @@ def _beside(run: "Run", facts: Facts) -> str:
                 apart,
             )
         )
-    text = (
-        f"{beside.label} It is not independent evidence: much of what it rests on moved the chain, too. Its interval says how "
-        f"much the releases "
-        "tell without the chain."
-    )
+    text = f"{beside.label} Its interval says how much the releases tell without the chain."
     heads = ("parameter", "chain", "releases alone", "means apart")
     return f'<h3>Noise-aware, beside the chain</h3><p class="small">{escape(text)}</p>{html.table(heads, lines)}'
 
