@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo consortium test quick check chaos lint types bench reference screenshots lock clean
+.PHONY: setup demo consortium test quick check chaos lint types bench docs docs-outputs figures screenshots reference lock clean
 
 setup: $(STAMP)
 
@@ -25,8 +25,8 @@ test: setup
 	$(BIN)/pytest
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks examples docs/reference
-	$(BIN)/ruff format --check src tests benchmarks examples docs/reference
+	$(BIN)/ruff check src tests benchmarks examples docs/conf.py docs/outputs.py docs/_ext docs/figures docs/reference/write.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/conf.py docs/outputs.py docs/_ext docs/figures docs/reference/write.py
 
 types: setup
 	$(BIN)/mypy
@@ -44,7 +44,19 @@ chaos: setup
 bench: setup
 	$(BIN)/python benchmarks/speed.py
 
-# The pages of keys in docs/reference, from the declarations in the code.
+# The site, in build/site; tutorials are run, nothing is fetched, a warning is an error.
+docs: setup
+	$(BIN)/sphinx-build -W --keep-going -b html -d build/doctrees docs build/site
+
+# What commands print in README and guides, from runs made now: some minutes.
+docs-outputs: setup
+	$(BIN)/python docs/outputs.py
+
+# The figures of measured tables, from docs/measurements.
+figures: setup
+	$(BIN)/python docs/figures/draw.py
+
+# The pages of docs/reference that the code declares: keys, commands, public names.
 reference: setup
 	$(BIN)/python docs/reference/write.py
 

@@ -9,7 +9,7 @@ a demand, three nodes with a table each as large as the single one's: that is th
 at once. The exit code is 1 if the demand is missed.
 
 **One process.** Logistic regression, walks; owners' ledgers in memory. One figure varies at a time. Compilation is not
-counted. The last line fits the model of `docs/scaling.md`: a fixed part a round and owner, and a part per (chain, record).
+counted. The last line fits the model of `docs/measurements/scaling.md`: a part per round and owner, a part per (chain, record).
 
     python benchmarks/owners.py                  (both; some minutes)
     python benchmarks/owners.py --only nodes

@@ -17,6 +17,7 @@ import gc
 import os
 import signal
 import sys
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,23 @@ QUICK = (
     "test_golden.py",
 )
 """What `--quick` keeps: the rules that are not negotiable, the money, what survives, and a golden run of each road."""
+
+
+def _forgetting(method):
+    """What was compiled before something is put in another's place would go on without it."""
+
+    @wraps(method)
+    def changed(self, *arguments, **named):
+        result = method(self, *arguments, **named)
+        if (programs := sys.modules.get("sfumato.kernel.shared_programs")) is not None:
+            programs.forget_programs()
+        return result
+
+    return changed
+
+
+for _name in ("setattr", "undo"):
+    setattr(pytest.MonkeyPatch, _name, _forgetting(getattr(pytest.MonkeyPatch, _name)))
 
 GROWN = 1 << 30  # bytes; a worker begins with a third of that
 

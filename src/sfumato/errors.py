@@ -96,7 +96,7 @@ class OwnerLost(OwnerError):
 
 
 class OwnerRefused(OwnerError):
-    """An owner's node refuses; `code` is of its public catalogue (docs/node.md), the reason is in the owner's own log."""
+    """An owner's node refuses; `code` is of the catalogue in docs/how-to/run-a-node.md, the reason is in the owner's own log."""
 
     def __init__(self, message: str, owner: str, code: str) -> None:
         super().__init__(message, owner=owner)

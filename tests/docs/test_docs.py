@@ -16,9 +16,20 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("quickstart", "estimate", "families", "langevin", "owners", "pymc")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in (
+            "how-to/estimate",
+            "how-to/several-owners",
+            "how-to/prepare-columns",
+            "how-to/operate-a-ledger",
+            "explanation/langevin",
+        )
+    ),
     *(ROOT / "docs" / "developer" / f"{name}.md" for name in ("domain", "kernel", "owner")),
 ]
+"""Pages whose code is run here. Tutorials are run by the build of the site (`test_site.py`); pages about families, bundles
+and nodes have tests of their own."""
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
 
@@ -64,7 +75,11 @@ def test_an_analyst_can_follow_the_page_about_nodes(hospital_and_clinic, tmp_pat
     from sfumato.cli import main
     from sfumato.node.config import MODEL
 
-    text = (ROOT / "docs" / "node.md").read_text().replace("sfu_alice_...", hospital_and_clinic["hospital"][1])
+    text = (
+        (ROOT / "docs" / "how-to" / "run-a-node.md")
+        .read_text()
+        .replace("sfu_alice_...", hospital_and_clinic["hospital"][1])
+    )
     for name, (url, _) in hospital_and_clinic.items():
         text = text.replace(f"https://node.{name}.example:8750", url)
     monkeypatch.chdir(tmp_path)
@@ -78,7 +93,7 @@ def test_an_analyst_can_follow_the_page_about_nodes(hospital_and_clinic, tmp_pat
     exec(compile("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), "page.py", "exec"), page)  # noqa: S102
     assert 0.2 < page["run"].draws["p"].mean() < 0.4
     assert "of 2 left" in capsys.readouterr().out
-    studies = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    studies = [block for block in re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL) if "[study]" in block]
     assert len(studies) == 2
     for i, study in enumerate(studies):
         (tmp_path / "study.toml").write_text(study)
@@ -95,8 +110,22 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_on_the_page_have_keys_that_there_are(page):
+    """Tables of a study file or of an owner's file, whole or in part: each key is one that the code declares."""
+    import tomllib
+
+    from sfumato.files.schema import keys
+    from sfumato.files.study import StudyTables
+    from sfumato.node.config import OwnerTables
+
+    for block in re.findall(r"```toml\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        given = tomllib.loads(block)
+        assert set(given) <= set(keys(StudyTables)) | set(keys(OwnerTables)), block
+
+
 def test_every_name_in_the_notation_occurs_in_the_code():
-    table = (ROOT / "docs" / "notation.md").read_text()
+    table = (ROOT / "docs" / "reference" / "notation.md").read_text()
     names = [name for row in table.splitlines() if row.startswith("|") for name in re.findall(r"`(\w+)`", row)]
     assert len(names) > 20
     for name in names:
@@ -114,22 +143,51 @@ def test_every_command_is_in_the_readme():
 
 
 def test_the_reference_of_keys_is_what_the_code_declares():
-    """`make reference` writes both pages; a key that was added or changed without it fails here."""
+    """`make reference` writes these pages; a key, a command or a name that was added or changed without it fails here."""
     import runpy
 
     folder = ROOT / "docs" / "reference"
     written = runpy.run_path(str(folder / "write.py"))["pages"]()
-    assert {page.name: page.read_text() for page in folder.glob("*.md")} == written
-    cells = [row.split(" | ") for text in written.values() for row in text.splitlines() if row.startswith("| ")]
+    assert {name: (folder / name).read_text() for name in written} == written
+    keys = [written[name] for name in ("study-file.md", "owner-file.md")]
+    cells = [row.split(" | ") for text in keys for row in text.splitlines() if row.startswith("| ")]
     assert len(cells) > 70
     assert all(meaning.rstrip(" |") for _, _, _, meaning in cells)
+
+
+def test_figures_are_drawn_from_the_tables_as_they_are():
+    """`make figures` draws them again; a table that was changed without it fails here."""
+    import runpy
+
+    folder = ROOT / "docs" / "figures"
+    draw = runpy.run_path(str(folder / "draw.py"))
+    assert len(draw["FIGURES"]) == 3
+    for name in draw["FIGURES"]:
+        assert f"table {draw['digest'](name)}" in (folder / f"{name}.svg").read_text(), name
+
+
+def test_printed_outputs_speak_the_words_of_the_code():
+    """`make docs-outputs` prints them anew; a line or a column that the code no longer has fails here."""
+    import runpy
+
+    outputs = runpy.run_path(str(ROOT / "docs" / "outputs.py"))
+    blocks = outputs["blocks"]()
+    assert len(blocks) == 3
+    for block in blocks:
+        words = outputs["labels"](block["text"])
+        assert len(words) >= 6
+        for word in words:
+            assert word in SOURCE or word.lower() in SOURCE or word.replace(" ", "_") in SOURCE, (
+                block["command"],
+                word,
+            )
 
 
 def test_dependencies_are_explained_one_by_one():
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    text = (ROOT / "docs" / "dependencies.md").read_text()
+    text = (ROOT / "docs" / "reference" / "dependencies.md").read_text()
     for requirement in project["dependencies"]:
         assert re.split(r"[><=]", requirement)[0] in text
 

@@ -636,6 +636,6 @@ def test_the_client_sees_refusals_as_the_librarys_own_errors(owner):
 def test_every_refusal_has_a_line_in_the_manual():
     from pathlib import Path
 
-    manual = (Path(__file__).parents[2] / "docs" / "node.md").read_text()
+    manual = (Path(__file__).parents[2] / "docs" / "how-to" / "run-a-node.md").read_text()
     for code, entry in CATALOGUE.items():
         assert f"| `{code}` | {entry.status} | {entry.sentence} |" in manual, code

@@ -149,7 +149,7 @@ def run_langevin(family, study, thetas, columns, h, sigma, noise_factor=1.0):
         jnp.ones_like(start),
         jnp.full_like(start, jnp.nan),
     )
-    loop = compile_loop(source, study.model.log_prior, first=source.first)
+    loop = compile_loop(source, study.model.log_prior)
     fresh = Fresh(
         vectors=noise_for(source.noises[0][0] * noise_factor, worlds, STEPS, 1, dim),
         scalars=noise_for(source.noises[1][0], worlds, STEPS, 1),

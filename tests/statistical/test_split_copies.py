@@ -65,7 +65,7 @@ def p_values(ratio=8.0, split=isotropic, copies_a_step=1):
         log_prior = jax.jit(jax.vmap(STUDY.model.log_prior))(theta)
         states = State(theta, log_prior, jnp.ones((CHAINS, 1)), jnp.full((CHAINS, 1), jnp.nan))
         source = Corrections(kernel, 1.0)
-        loop = compile_loop(source, STUDY.model.log_prior, first=source.first, copies=True)
+        loop = compile_loop(source, STUDY.model.log_prior, copies=True)
         looped, _ = loop(None, kernel, states, jnp.zeros((CHAINS, 0)), draws, fresh, STEPS, 0)
         draws = np.asarray(looped.transcript.theta)
     z = stats.norm.ppf(np.clip(POSTERIOR.cdf(1 / (1 + np.exp(-draws[STEPS // 5 :, :, 0]))), 1e-12, 1 - 1e-12))

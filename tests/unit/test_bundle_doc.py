@@ -1,9 +1,9 @@
-"""Every snippet of docs/bundles.md runs, in order, in one namespace."""
+"""Every snippet of docs/how-to/bundles.md runs, in order, in one namespace."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "bundles.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "bundles.md"
 
 
 def test_the_page_runs(tmp_path, monkeypatch, capsys):

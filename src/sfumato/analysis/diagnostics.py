@@ -78,6 +78,11 @@ def intervals(estimate: "Estimate") -> list[Interval]:
     return found
 
 
+def decimals(sd: float) -> int:
+    """So many that two digits of a standard deviation are seen; three where there is none."""
+    return 3 if not sd > 0 or not math.isfinite(sd) else min(max(1 - math.floor(math.log10(sd)), 0), 10)
+
+
 def _row(name: str, draws: np.ndarray) -> Row:
     if draws.size == 0:
         return Row(name, *([math.nan] * 8))

@@ -12,7 +12,6 @@ import numpy as np
 
 from sfumato.analysis.facts import Facts
 from sfumato.analysis.result import quiet_arviz
-from sfumato.analysis.summary import of_estimate
 from sfumato.analysis.verdict import Verdict
 from sfumato.analysis.wording import Words
 from sfumato.planner.forecast import MOSTLY_PRIOR
@@ -105,6 +104,8 @@ class Estimate:
 
     def summary(self) -> Any:
         """Table under its verdict: mean, sd, the 5 % and 95 % quantiles, width beside the prior's; of an unusable one nothing."""
+        from sfumato.analysis.summary import of_estimate  # and pandas
+
         return of_estimate(self)
 
     def report(self, path: str | Path, *, title: str | None = None, words: Words | None = None) -> Path:

@@ -38,7 +38,6 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
-from scipy.stats import multivariate_t
 
 from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
@@ -536,6 +535,8 @@ def _adapt(
     model: Model, normal: tuple[np.ndarray, np.ndarray], density: Callable[[np.ndarray], np.ndarray], seed: int
 ) -> Population:
     """Draw from Student-t laws about the prior and the normal answer, then about what was found; weigh by the mixture of all."""
+    from scipy.stats import multivariate_t  # takes half a second, and a run has no use for it
+
     rng, prior = np.random.default_rng(seed), compiled.prior_draws(model)
     jitter = 1e-9 * np.diag(np.var(prior, axis=0) + 1e-300)
     laws = [(normal[0], normal[1]), (np.mean(prior, axis=0), np.cov(prior, rowvar=False).reshape(normal[1].shape))]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from sfumato.analysis.diagnostics import decimals
 from sfumato.analysis.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -76,11 +77,6 @@ def with_verdict(table: pd.DataFrame, verdict: Verdict) -> Summary:
     shown.verdict = verdict
     shown.attrs["verdict"] = str(verdict)
     return shown
-
-
-def decimals(sd: float) -> int:
-    """So many that two digits of a standard deviation are seen; three where there is none."""
-    return 3 if not sd > 0 or not math.isfinite(sd) else min(max(1 - math.floor(math.log10(sd)), 0), 10)
 
 
 def _digits(column: Any, value: Any, sd: float) -> str:

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.special import ndtri
-from scipy.stats import chi2
+from scipy.special import gammaincinv, ndtri
 
 from sfumato.analysis import watch
 from sfumato.kernel import asks_first
@@ -199,7 +198,10 @@ def _share_of_implied(run: "Run", least: float) -> float:
         return 1.0
     dim = x.shape[2]
     own, prior = np.atleast_2d(np.cov(x.reshape(-1, dim), rowvar=False)), np.asarray(run.planned["prior_share"])
-    noise, chance = -float(ndtri(watch.FALSE_ALARM / dim)), float(chi2.ppf(watch.FALSE_ALARM / dim, least)) / least
+    noise, chance = (
+        -float(ndtri(watch.FALSE_ALARM / dim)),
+        2 * float(gammaincinv(least / 2, watch.FALSE_ALARM / dim)) / least,
+    )
     seen = []
     for axis in np.linalg.eigh(curvature.matrix)[1].T:
         value, error = curvature.along(axis)

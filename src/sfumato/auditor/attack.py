@@ -29,6 +29,7 @@ from sfumato.model import Model
 from sfumato.owners.local import open_audit_vault
 from sfumato.planner import Plan, make_plan
 from sfumato.study.target import Study, make_study
+from sfumato.tools.kept_programs import kept_programs
 from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.audit_vault import AuditVault
 
@@ -41,6 +42,7 @@ APART = 2.5
 FEWEST_TRIALS = 20
 
 
+@kept_programs()
 def audit(
     model: Model | Family | Callable[..., Any],
     domain: Mapping[str, Domain] | None = None,
@@ -74,7 +76,7 @@ def audit(
     chains
         Chains of each run.
     trials
-        Runs on each table. The bound comes closer to the truth like one over the root of it.
+        Runs on each table. The distance of the bound from the truth falls like one over the root of this number.
     confidence
         Chance that an honest study does not fail, at least.
     seed

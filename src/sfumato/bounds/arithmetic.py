@@ -1,15 +1,12 @@
 """Rules for sums, products, quotients, powers and functions of one number."""
 
-from collections.abc import Callable
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sfumato.bounds import curved
 from sfumato.bounds import interval as iv
 from sfumato.bounds.atoms import pad_last
-from sfumato.bounds.elementwise import FUNCTIONS, STEPS, Function, integer_power, real_power
-from sfumato.bounds.interval import Interval
+from sfumato.bounds.elementwise import FUNCTIONS, JUMPS, Function, Jump, real_power
 from sfumato.bounds.rules import (
     RULES,
     Params,
@@ -18,10 +15,11 @@ from sfumato.bounds.rules import (
     is_fixed,
     is_number,
     is_positive,
+    no_derivative,
     rule,
     unsupported,
 )
-from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, align, align_slopes, constant, plain
+from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, align, at_each, constant, of_consts, plain
 
 
 def add(scope: Scope, first: Value, second: Value) -> Value:
@@ -36,22 +34,12 @@ def add(scope: Scope, first: Value, second: Value) -> Value:
         a, b = scope.affine(first), scope.affine(second)
         fixed = a.fixed and b.fixed
         with plain(fixed):
-            offset = tuple(x + y for x, y in zip(a.offset, b.offset, strict=True))
-            pairs = [align(x, y) for x, y in zip(a.coefficients, b.coefficients, strict=True)]
-            coefficients = tuple(x + y for x, y in pairs)
+            offset = at_each(lambda x, y: x + y, a.offset, b.offset)
+            coefficients = at_each(lambda x, y: sum(align(x, y)), a.coefficients, b.coefficients)
         used, also = align(a.uses, b.uses)
-        out = Affine(
-            offset,
-            coefficients,
-            scope.fresh(broadcast(a, b)),
-            used | also,
-            fixed,
-            positive,
-        )
+        out = scope.new_affine(offset, coefficients, used | also, fixed, positive)
         return _keep_names(out, a, b)
-    x, y = scope.curved(first), scope.curved(second)
-    slopes = align_slopes(x.slopes, y.slopes)
-    return Curved(iv.add(x.bounds, y.bounds), iv.add(*slopes), x.free and y.free, positive)
+    return curved.plus(scope.curved(first), scope.curved(second))
 
 
 def _moves_straight(value: Value) -> bool:
@@ -60,21 +48,26 @@ def _moves_straight(value: Value) -> bool:
 
 
 def _keep_names(out: Affine, a: Affine, b: Affine) -> Affine:
-    """Adding a plain zero (an array of them) changes nothing: the entries keep their names."""
+    """Adding plain numbers changes nothing but by how much an entry is more than what its name stands for."""
     for one, other in ((a, b), (b, a)):
-        if one.fixed and not one.uses.any() and other.shape == out.shape and not np.any(np.asarray(one.offset[0])):
-            return other
+        if one.fixed and not one.uses.any():
+            more = np.asarray(one.offset[0])
+            if other.shape == out.shape and not np.any(more):
+                return other
+            if np.all(np.isfinite(more)):
+                out.ids, out.factor, out.shift = (
+                    np.broadcast_to(part, out.shape) for part in (other.ids, other.factor, other.shift + more)
+                )
     return out
 
 
 def negate(scope: Scope, value: Value) -> Value:
     """Negation."""
     if isinstance(value, Const):
-        return flip(value)
+        return of_consts(lambda x: -jnp.asarray(x), value)
     if isinstance(value, Affine):
-        return scale(scope, value, Const((-1.0, -1.0), True))
-    x = scope.curved(value)
-    return Curved(iv.neg(x.bounds), iv.neg(x.slopes), x.free)
+        return scale(scope, value, constant(-1.0))
+    return curved.negative(scope.curved(value))
 
 
 def scale(scope: Scope, value: Affine, by: Const) -> Affine:
@@ -84,12 +77,15 @@ def scale(scope: Scope, value: Affine, by: Const) -> Affine:
         scope.touched.update(scope.uses(value).tolist())
     with plain(fixed):
         factors = tuple(jnp.asarray(x, dtype=float) for x in by.at)
-        offset = tuple(x * f for x, f in zip(value.offset, factors, strict=True))
-        coefficients = tuple(x * f[..., None] for x, f in zip(value.coefficients, factors, strict=True))
+        offset = at_each(lambda x, f: x * f, value.offset, factors)
+        coefficients = at_each(lambda x, f: x * f[..., None], value.coefficients, factors)
     shape = broadcast(value, by)
     uses = np.broadcast_to(value.uses, (*shape, value.uses.shape[-1]))
-    positive = value.positive and by.positive
-    return Affine(offset, coefficients, scope.fresh(shape), uses, fixed, positive)
+    out = scope.new_affine(offset, coefficients, uses, fixed, value.positive and by.positive)
+    if by.fixed and np.all(ratio := np.asarray(by.at[0], dtype=float)) and np.all(np.isfinite(ratio)):
+        # A multiple keeps its name.
+        out.ids, out.factor, out.shift = np.broadcast_to(value.ids, shape), value.factor * ratio, value.shift * ratio
+    return out
 
 
 @rule("add", "add_any")
@@ -111,31 +107,21 @@ def _neg(scope: Scope, params: Params, value: Value) -> Value:
 
 
 def multiply(scope: Scope, first: Value, second: Value) -> Value:
-    r"""Product: :math:`a'b' - ab = \bar a\,(b'-b) + \bar b\,(a'-a)` with the bar for the mean of both values."""
+    """Product; affine where it stays so, an exponential where both are, new atoms where neither looks at the parameter."""
     for one, other in ((first, second), (second, first)):
         if is_number(one, 1.0) and not isinstance(other, Truth):
             return other
         if isinstance(one, Const) and isinstance(other, Affine):
             return scale(scope, other, one)
     if first is second:
-        return unary(scope, first, integer_power(2), ("square",))
+        return unary(scope, first, "square", FUNCTIONS["square"])
     if (through_logs := _through_logs(scope, first, second, 1.0)) is not None:
         return through_logs
     if is_fixed(first) and is_fixed(second):
-        return record_only(scope, iv.mul, first, second)
+        return scope.record_only("mul", iv.mul, jnp.multiply, first, second)
     scope.touched.update(scope.uses(*(v for v in (first, second) if is_fixed(v))).tolist())
     crossed = not (is_fixed(first) or is_fixed(second))
-    x, y = scope.curved(first, bent=crossed), scope.curved(second, bent=crossed)
-    sx, sy = align_slopes(x.slopes, y.slopes)
-    parts = []
-    if not x.free:
-        parts.append(iv.mul(column(y.bounds), sx))
-    if not y.free:
-        parts.append(iv.mul(column(x.bounds), sy))
-    slopes = parts[0] if len(parts) == 1 else iv.add(*parts) if parts else sx
-    shape = broadcast(x, y)
-    slopes = spread(slopes, shape)
-    out = Curved(iv.mul(x.bounds, y.bounds), slopes, x.free and y.free, x.positive and y.positive)
+    out = curved.times(scope.curved(first, bent=crossed), scope.curved(second, bent=crossed))
     if isinstance(first, Affine) and isinstance(second, Affine):
         out.factors = (first, second) if first.fixed else (second, first) if second.fixed else None
     return out
@@ -161,20 +147,20 @@ def expand(scope: Scope, value: Value) -> Value:
 
 def _expand(scope: Scope, column: Affine, other: Affine) -> Affine:
     rows = other.uses.reshape(-1, other.uses.shape[-1])
-    total = _times_offset(scope, column, other)
+    total = scale(scope, column, Const(other.offset, False))
     simplices = {i for s in scope.atoms.simplices for i in range(s.start, s.start + s.size)}
     for j in np.flatnonzero(rows.any(axis=0)).tolist():
         if j in simplices:
             scope.indexed.append(scope.index_columns[j])
         atom = scope.pick(np.full(column.shape, j))
         own = _is_multiple(column, j)
-        product = (
-            unary(scope, column, integer_power(2), ("square",)) if own else record_only(scope, iv.mul, column, atom)
-        )
         if own:  # a multiple of the atom times the atom
-            product = scale(scope, product, constant(1.0 / np.asarray(column.coefficients[0])[..., j]))  # type: ignore[arg-type]
+            square = scope.record_only("square", FUNCTIONS["square"].image, jnp.square, column)
+            product = scale(scope, square, constant(1.0 / np.asarray(column.coefficients[0])[..., j]))
+        else:
+            product = scope.record_only("mul", iv.mul, jnp.multiply, column, atom)
         pair = tuple(pad_last(c, rows.shape[-1])[..., j] for c in other.coefficients)
-        total = add(scope, total, scale(scope, product, Const(pair, False)))  # type: ignore[arg-type,assignment]
+        total = add(scope, total, scale(scope, product, Const(pair, False)))  # type: ignore[assignment]
     return total
 
 
@@ -185,25 +171,6 @@ def _is_multiple(column: Affine, j: int) -> bool:
         return False
     alone[j] = True
     return bool((column.uses == alone).all())
-
-
-def _times_offset(scope: Scope, column: Affine, other: Affine) -> Affine:
-    return scale(scope, column, Const(other.offset, False))
-
-
-def spread(slopes: Interval, shape: tuple[int, ...]) -> Interval:
-    """Broadcast slopes to the shape of a result."""
-    full = (*shape, slopes.lo.shape[-1])
-    if slopes.lo.shape == full:
-        return slopes
-    if iv.is_point(slopes):
-        return iv.point(jnp.broadcast_to(slopes.lo, full))
-    return Interval(jnp.broadcast_to(slopes.lo, full), jnp.broadcast_to(slopes.hi, full))
-
-
-def column(x: Interval) -> Interval:
-    """Add a last axis, to meet the slopes."""
-    return iv.point(x.lo[..., None]) if iv.is_point(x) else Interval(x.lo[..., None], x.hi[..., None])
 
 
 def _through_logs(scope: Scope, first: Value, second: Value, sign: float) -> Value | None:
@@ -217,31 +184,20 @@ def _through_logs(scope: Scope, first: Value, second: Value, sign: float) -> Val
     return exponential(scope, add(scope, logs[0], other))
 
 
-def flip(value: Const) -> Const:
-    """Negate a constant."""
-    with plain(value.fixed):
-        return Const((-jnp.asarray(value.at[0]), -jnp.asarray(value.at[1])), value.fixed)
-
-
 def _log_of(scope: Scope, value: Value) -> Value | None:
     if isinstance(value, Truth) or not value.positive:
         return None
-    if value.log is not None:
-        return value.log
-    if isinstance(value, Const):
-        with plain(value.fixed):
-            return Const((jnp.log(value.at[0] * 1.0), jnp.log(value.at[1] * 1.0)), value.fixed)
-    if isinstance(value, Affine) and value.fixed:
-        return logarithm(scope, value)
-    return None
+    if value.log is None and (isinstance(value, Const) or is_fixed(value)):
+        value.log = logarithm(scope, value)
+    return value.log
 
 
 def exponential(scope: Scope, value: Value) -> Value:
     """Exponential that remembers its logarithm."""
     if isinstance(value, Const):
-        with plain(value.fixed):
-            return Const((jnp.exp(value.at[0]), jnp.exp(value.at[1])), value.fixed, True, value)
-    out = unary(scope, value, FUNCTIONS["exp"], ("exp",))
+        out: Value = of_consts(jnp.exp, value, positive=True)
+    else:
+        out = unary(scope, value, "exp", FUNCTIONS["exp"])
     out.log = value  # type: ignore[union-attr]
     return out
 
@@ -250,10 +206,12 @@ def logarithm(scope: Scope, value: Value) -> Value:
     """Logarithm; of an exponential it is the argument itself."""
     if not isinstance(value, Truth) and value.log is not None:
         return value.log
+    if isinstance(value, Const):
+        return of_consts(lambda x: jnp.log(x * 1.0), value)
+    out = unary(scope, value, "log", FUNCTIONS["log"])
     if isinstance(value, Affine) and value.fixed:
-        value.log = unary(scope, value, FUNCTIONS["log"], ("log",))
-        return value.log
-    return unary(scope, value, FUNCTIONS["log"], ("log",))
+        value.log = out
+    return out
 
 
 @rule("exp")
@@ -277,77 +235,63 @@ def _div(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     if params.get("from_whole"):
         raise unsupported("div", " (of whole numbers)")
     if isinstance(second, Const):
-        with plain(second.fixed):
-            inverse = Const((1.0 / second.at[0], 1.0 / second.at[1]), second.fixed, second.positive)
-        if second.log is not None:
-            inverse.log = flip(second.log) if isinstance(second.log, Const) else None
+        inverse = of_consts(lambda x: 1.0 / x, second, positive=second.positive)
+        if isinstance(second.log, Const):
+            inverse.log = negate(scope, second.log)
         return multiply(scope, first, inverse)
     if (through_logs := _through_logs(scope, first, second, -1.0)) is not None:
         return through_logs
     if is_fixed(first) and is_fixed(second):
-        return record_only(scope, lambda p, q: iv.mul(p, iv.reciprocal(q)), first, second)
+        return scope.record_only("div", lambda p, q: iv.mul(p, iv.reciprocal(q)), jnp.divide, first, second)
+    if is_fixed(second) or not scope.pair:
+        return multiply(scope, first, _power(scope, second, -1.0))
     x, y = scope.curved(first, bent=not is_fixed(first)), scope.curved(second, bent=True)
-    inverse_bounds = iv.reciprocal(y.bounds)
-    ratio = iv.mul(x.bounds, inverse_bounds)
-    sx, sy = align_slopes(x.slopes, y.slopes)
-    slopes = iv.mul(column(inverse_bounds), iv.sub(sx, iv.mul(column(ratio), sy)))
-    return Curved(ratio, spread(slopes, broadcast(x, y)), x.free and y.free, x.positive and y.positive)
+    ratio = iv.mul(x.bounds, iv.reciprocal(y.bounds))
+    # Its numerator, the ratio held: then one division.
+    parts = curved.plus(x, curved.negative(curved.times(scope.still(ratio), y)))
+    inverse_ = scope.still(iv.reciprocal(y.bounds))
+    out = curved.times(inverse_, parts)
+    return Curved(ratio, out.slopes, None, x.free and y.free, x.positive and y.positive)
 
 
 # -- functions of one number ---
 
 
-def unary(scope: Scope, value: Value, function: Function, name: tuple[str, ...]) -> Value:
+def unary(scope: Scope, value: Value, name: str, function: Function) -> Value:
     """Apply a smooth function of one number."""
-    if isinstance(value, Affine) and value.fixed:
-        out = record_only(scope, function.image, value)
-        out.positive = out.positive or function.positive
+    if is_fixed(value):
+        out: Value = scope.record_only(name, function.image, function.exact, value)
+        out.positive = is_positive(out) or function.positive  # type: ignore[union-attr]
         return out
     x = scope.curved(expand(scope, value), bent=True)
-    slopes = iv.mul(column(function.slope(x.bounds)), x.slopes)
-    return Curved(function.image(x.bounds), slopes, x.free, function.positive)
+    if scope.twice and function.curvature is None and not x.free:
+        raise no_derivative(name)
+    out = curved.compose(x, function.image, function.slope, function.curvature)
+    out.positive = function.positive
+    return out
 
 
-def record_only(scope: Scope, image: Callable[..., Interval], *values: Value) -> Affine:
-    """Make a new atom of a number that looks at the record alone."""
-    ranges = [scope.bounds(value) for value in values]
-    known = [scope.known(value) for value in values]
-    with jax.ensure_compile_time_eval():
-        everywhere = image(*(Interval(*(jnp.asarray(end) for end in k)) for k in known if k is not None))
-        everywhere = Interval(np.asarray(everywhere.lo), np.asarray(everywhere.hi))
-    shape = np.broadcast_shapes(*(value.shape for value in values))
-    everywhere = Interval(np.broadcast_to(everywhere.lo, shape), np.broadcast_to(everywhere.hi, shape))
-    here = image(*ranges)
-    here = Interval(jnp.broadcast_to(here.lo, shape), jnp.broadcast_to(here.hi, shape))
-    return scope.atom(here, everywhere, shape, scope.uses(*values))
+def _smooth(name: str, function: Function) -> Rule:
+    return lambda scope, params, value: unary(scope, value, name, function)
 
 
-def _register_functions() -> None:
-    for name, function in FUNCTIONS.items():
-        if name not in RULES:
-            RULES[name] = _unary_rule(name, function)
-    for name, image in STEPS.items():
-        RULES[name] = step_rule(image)
-
-
-def _unary_rule(name: str, function: Function) -> Rule:
-    return lambda scope, params, value: unary(scope, value, function, (name,))
-
-
-def step_rule(image: Callable[[Interval], Interval]) -> Rule:
+def jumping(name: str, function: Jump) -> Rule:
     """Make a rule for a function that jumps."""
 
     def apply(scope: Scope, params: Params, value: Value) -> Value:
-        if isinstance(value, Affine) and value.fixed:
-            return record_only(scope, image, value)
+        if is_fixed(value):
+            way = {key: params[key] for key in ("rounding_method",) if key in params}
+            return scope.record_only(f"{name} {way or ''}", function.image, lambda x: function.exact(x, **way), value)
         x = scope.curved(value)
-        out = Curved(image(x.bounds), iv.point(jnp.zeros((*x.shape, 1))), x.free)
-        return out if x.free else scope.jump(out)
+        if scope.twice and not x.free:
+            raise no_derivative(name)
+        return scope.jump(scope.still(function.image(x.bounds), x.free))
 
     return apply
 
 
-_register_functions()
+RULES.update({name: _smooth(name, function) for name, function in FUNCTIONS.items() if name not in RULES})
+RULES.update({name: jumping(name, function) for name, function in JUMPS.items()})
 
 
 @rule("integer_pow")
@@ -361,25 +305,20 @@ def _pow(scope: Scope, params: Params, base: Value, exponent: Value) -> Value:
         return _power(scope, base, float(np.reshape(np.asarray(exponent.at[0]), ())))
     if not is_positive(base):
         raise unsupported("pow", " (the base must be positive, and known to be)")
-    return exponential(scope, multiply(scope, exponent, _log_or_compute(scope, base)))
-
-
-def _log_or_compute(scope: Scope, value: Value) -> Value:
-    known = _log_of(scope, value)
-    return logarithm(scope, value) if known is None else known
+    known = _log_of(scope, base)
+    return exponential(scope, multiply(scope, exponent, logarithm(scope, base) if known is None else known))
 
 
 def _power(scope: Scope, value: Value, exponent: float) -> Value:
     if exponent == 1.0:
         return value
     if not isinstance(value, Truth) and value.log is not None and not isinstance(value, Const):
-        return exponential(scope, multiply(scope, Const((exponent, exponent), True, exponent > 0), value.log))
-    out = unary(scope, value, real_power(exponent), ("pow",))
-    return out
+        return exponential(scope, multiply(scope, constant(exponent), value.log))
+    return unary(scope, value, f"pow {exponent}", real_power(exponent))
 
 
 @rule("sqrt")
 def _sqrt(scope: Scope, params: Params, value: Value) -> Value:
     if not isinstance(value, Truth) and value.log is not None:
         return _power(scope, value, 0.5)
-    return unary(scope, value, FUNCTIONS["sqrt"], ("sqrt",))
+    return unary(scope, value, "sqrt", FUNCTIONS["sqrt"])

@@ -13,7 +13,8 @@ every multiplier :math:`\lambda`
 .. math:: \sup\{q^\top a : t_1\le u^\top a\le t_2\} \le h(q-\lambda u) + \max(\lambda t_1, \lambda t_2),
 
 so the least value over a set of candidates is a bound whatever the candidates are. On boxes the best multiplier is a
-breakpoint :math:`q_i/u_i` or zero; on a ball :math:`\lambda_0 + \tan(\varphi)\lVert q_\perp\rVert/\lVert u\rVert`.
+breakpoint :math:`q_i/u_i` or zero. On a ball it is :math:`\lambda_0 + \tan(\varphi)\lVert q_\perp\rVert/\lVert u\rVert`, where
+:math:`\sin\varphi` is one of the ends of the cell over :math:`\lVert u\rVert` times the radius, negated.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.bounds.interval import Array, Interval
+from sfumato.domain import TOLERANCE, Domain
 
+LONGEST = 1.0 + 2 * TOLERANCE
+"""A record in a ball may be longer than the radius by a relative 1e-6, and is not cut."""
 _ANGLES = np.tan(np.linspace(-1.45, 1.45, 11))
 _ROUNDING = 1e-15
 _MAX_BREAKPOINTS = 24  # beyond, the sum over coordinates is so smooth that the angles are as good
@@ -47,12 +51,14 @@ class Box(NamedTuple):
 
 
 class Body(NamedTuple):
-    """Atoms `start` to `start + size`, written in `shape`, lie in a set that is known by its support function."""
+    """Atoms `start` to `start + size`, written in `shape`, lie in a set known by its support function; `radius`: of a ball."""
 
     start: int
     size: int
     shape: tuple[int, ...]
     support: Callable[[Array], Array]
+    nearest: Callable[[Array], Array]
+    radius: float | None
 
 
 class Simplex(NamedTuple):
@@ -87,10 +93,17 @@ class Atoms:
         self._grow(known, count)
         return where
 
-    def add_body(self, support: Callable[[Array], Array], shape: tuple[int, ...], known: Interval) -> np.ndarray:
-        """Add a set with this support function inside the box `known` (flat); returns the positions of its atoms."""
-        size = len(known.lo)
-        self.bodies.append(Body(self.size, size, shape, support))
+    def add_column(self, domain: Domain, bounds: Interval) -> np.ndarray:
+        """Add the numbers of one column, flat, of which `bounds` are known in this cell; returns their positions."""
+        known = Interval(domain.lo.reshape(-1), domain.hi.reshape(-1))
+        if domain.separable:
+            return self.add_box(bounds, known)
+        size, radius, longer = domain.size, domain.ball_radius, 1.0
+        if radius is not None:
+            radius, longer = radius * LONGEST, LONGEST
+            known = Interval(known.lo * LONGEST, known.hi * LONGEST)
+        support = _longer(domain.support, longer)
+        self.bodies.append(Body(self.size, size, domain.shape, support, domain.clamp, radius))
         where = np.arange(self.size, self.size + size)
         self._grow(known, size)
         return where
@@ -107,13 +120,64 @@ class Atoms:
         self.known += list(zip(low.tolist(), high.tolist(), strict=True))
         self.size += count
 
+    @property
+    def lo(self) -> np.ndarray:
+        """Least value of each atom on the whole domain."""
+        return np.array([low for low, _ in self.known])
+
+    @property
+    def hi(self) -> np.ndarray:
+        """Largest value of each atom on the whole domain."""
+        return np.array([high for _, high in self.known])
+
+    @property
+    def balls(self) -> list[tuple[int, int, float]]:
+        """Start, size and radius of the blocks that are balls."""
+        return [(b.start, b.size, b.radius) for b in self.bodies if b.radius is not None]
+
+    @property
+    def in_box(self) -> np.ndarray:
+        """Which atoms are in no ball and no simplex: in a box, or in a set of which the box around it is known."""
+        out = np.ones(self.size, bool)
+        for start, size, *_ in [*self.balls, *self.simplices]:
+            out[start : start + size] = False
+        return out
+
+    def here(self) -> Interval:
+        """Range of every atom by itself in the present cell."""
+        low, high = jnp.asarray(self.lo), jnp.asarray(self.hi)
+        for box in self.boxes:
+            where = slice(box.start, box.start + box.size)
+            low, high = (end.at[where].set(own) for end, own in zip((low, high), box.bounds, strict=True))
+        return Interval(low, high)
+
+    def nearest(self, atoms: Array) -> Array:
+        """Cut one record's numbers to the product of blocks, whatever they are: what is not a number becomes the middle."""
+        low, high = self.lo, self.hi
+        bounded = np.isfinite(low) & np.isfinite(high)
+        middle = (np.where(bounded, low, 0.0) + np.where(bounded, high, 0.0)) / 2
+        out = jnp.clip(jnp.where(jnp.isnan(atoms), middle, atoms), low, high)
+        for body in self.bodies:
+            where = slice(body.start, body.start + body.size)
+            out = out.at[where].set(body.nearest(out[where].reshape(body.shape)).reshape(-1))
+        for simplex in self.simplices:
+            where = slice(simplex.start, simplex.start + simplex.size)
+            out = out.at[where].set(jnp.eye(simplex.size)[jnp.argmax(out[where])])
+        return out
+
     def known_range(self, offset: np.ndarray, coefficients: np.ndarray) -> Interval:
         """Range of affine functions with numeric coefficients on the whole domain, atom by atom (NumPy)."""
-        low, high = (np.array(end)[: coefficients.shape[-1]] for end in zip(*self.known, strict=True))
+        low, high = (end[: coefficients.shape[-1]] for end in (self.lo, self.hi))
         with np.errstate(invalid="ignore"):
             down, up = coefficients * low, coefficients * high
-            lo = offset + np.nansum(np.minimum(down, up), axis=-1)
-            hi = offset + np.nansum(np.maximum(down, up), axis=-1)
+            least, most = np.minimum(down, up), np.maximum(down, up)
+            for simplex in (s for s in self.simplices if s.start < len(low)):  # one of them is one
+                where = slice(simplex.start, simplex.start + simplex.size)
+                least[..., where], most[..., where] = (
+                    np.where(np.arange(simplex.size) == 0, best(coefficients[..., where], -1, keepdims=True), 0.0)
+                    for best in (np.min, np.max)
+                )
+            lo, hi = offset + np.nansum(least, axis=-1), offset + np.nansum(most, axis=-1)
         return Interval(lo, hi)
 
     def support(self, q: Array) -> Array:
@@ -162,7 +226,7 @@ class Atoms:
     def _dual(self, q: Array, axis: Axis) -> Array:
         size = max(q.shape[-1], axis.coefficients.shape[-1])
         q, u = pad_last(q, size), pad_last(axis.coefficients, size)
-        multipliers = self._multipliers(q, u)
+        multipliers = self._multipliers(q, u, axis.cell)
         rest = self.support(q[..., None, :] - multipliers[..., None] * u)
         on_cell = jnp.maximum(multipliers * axis.cell.lo, multipliers * axis.cell.hi)
         # A large multiplier cancels large terms; what it may lose in rounding is given back.
@@ -171,23 +235,39 @@ class Atoms:
 
     def magnitude(self, q: Array) -> Array:
         """Return a bound of the absolute value of all partial sums of `q @ atoms`."""
-        low, high = (np.array(end)[: q.shape[-1]] for end in zip(*self.known, strict=True))
+        low, high = (end[: q.shape[-1]] for end in (self.lo, self.hi))
         return jnp.abs(q) @ jnp.asarray(np.maximum(np.abs(low), np.abs(high)))
 
-    def _multipliers(self, q: Array, u: Array) -> Array:
-        """Candidates: zero, the breakpoints of boxes, and what would be the optima on balls, on a grid of angles."""
+    def _multipliers(self, q: Array, u: Array, cell: Interval) -> Array:
+        """Candidates: zero, the breakpoints of boxes, the optima on balls, and a grid of angles for everything else."""
         candidates = [jnp.zeros((*q.shape[:-1], 1))]
         breaks = [i for b in self.boxes for i in range(b.start, b.start + b.size) if i < u.shape[-1]]
         few = len(breaks) <= _MAX_BREAKPOINTS
         if breaks and few:
             at = slice(None) if len(breaks) == u.shape[-1] else np.array(breaks)
             candidates.append(jnp.where(u[at] == 0, 0.0, q[..., at] / jnp.where(u[at] == 0, 1.0, u[at])))
-        if self.bodies or self.simplices or not few:
-            uu = jnp.maximum(jnp.sum(u * u), 1e-300)
-            best = jnp.sum(q * u, axis=-1, keepdims=True) / uu
-            across = jnp.sqrt(jnp.maximum(jnp.sum(q * q, axis=-1, keepdims=True) / uu - best * best, 0.0))
+        for ball in (b for b in self.bodies if b.radius is not None and b.start < u.shape[-1]):
+            where = slice(ball.start, ball.start + ball.size)
+            best, across, length = _angle(q[..., where], u[where])
+            for end in cell:
+                sine = jnp.clip(end / (length * ball.radius), -1 + 1e-6, 1 - 1e-6)
+                candidates.append(best - across * sine / jnp.sqrt(1 - sine * sine))
+        if any(b.radius is None for b in self.bodies) or self.simplices or not few or (breaks and self.bodies):
+            best, across, _ = _angle(q, u)
             candidates.append(best + across * jnp.asarray(_ANGLES))
         return jnp.concatenate(candidates, axis=-1)
+
+
+def _angle(q: Array, u: Array) -> tuple[Array, Array, Array]:
+    """Part of q along u and length of the rest, both in lengths of u; and that length."""
+    uu = jnp.maximum(jnp.sum(u * u), 1e-300)
+    best = jnp.sum(q * u, axis=-1, keepdims=True) / uu
+    across = jnp.sqrt(jnp.maximum(jnp.sum(q * q, axis=-1, keepdims=True) / uu - best * best, 0.0))
+    return best, across, jnp.sqrt(uu)
+
+
+def _longer(support: Callable[[Array], Array], by: float) -> Callable[[Array], Array]:
+    return lambda direction: by * support(direction)
 
 
 def pad_last(array: Array, size: int) -> Array:

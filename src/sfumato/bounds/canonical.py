@@ -11,19 +11,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from jax.extend.core import Primitive
 from jax.scipy import special
 from numpyro.distributions import discrete
 from numpyro.distributions.util import clamp_probs
 
-from sfumato.bounds import interval as iv
+from sfumato.bounds import curved
 from sfumato.bounds.arithmetic import add, logarithm, multiply, negate
-from sfumato.bounds.interval import Interval
 from sfumato.bounds.rules import RULES, Params, rule
 from sfumato.bounds.shapes import structural
-from sfumato.bounds.values import Const, Curved, Scope, Value, plain
+from sfumato.bounds.values import Const, Scope, Value, of_consts
 from sfumato.domain import WHOLE
 from sfumato.model.base import Array
 
@@ -55,35 +53,7 @@ def logsumexp(x: Array) -> Array:
 
 @rule("logsumexp")
 def _logsumexp(scope: Scope, params: Params, value: Value) -> Value:
-    r"""Slopes are softmax weights p on the hull, which are not negative and sum to one.
-
-    So :math:`\sum_c p_c S_c = S_k + \sum_c p_c (S_c - S_k)` for every reference k; take the best k for each end.
-    """
-    x = scope.curved(value, bent=True)
-    low, high = x.bounds
-    total = Interval(special.logsumexp(low, axis=-1), special.logsumexp(high, axis=-1))
-    weights = _softmax_bounds(low, high)
-    if iv.is_point(x.slopes):
-        slopes = x.slopes.lo
-        shifts = slopes[..., None, :, :] - slopes[..., :, None, :]  # reference, class, column
-        mixed = iv.mul(Interval(*(w[..., None, :, None] for w in weights)), iv.point(shifts))
-        ends = Interval(*(jnp.sum(end, axis=-2) for end in mixed))
-        lower, upper = jnp.max(slopes + ends.lo, axis=-2), jnp.min(slopes + ends.hi, axis=-2)
-    else:
-        mixed = iv.mul(Interval(*(w[..., None] for w in weights)), x.slopes)
-        lower = jnp.maximum(jnp.sum(mixed.lo, axis=-2), jnp.min(x.slopes.lo, axis=-2))
-        upper = jnp.minimum(jnp.sum(mixed.hi, axis=-2), jnp.max(x.slopes.hi, axis=-2))
-    return Curved(total, Interval(lower, upper), x.free)
-
-
-def _softmax_bounds(low: Array, high: Array) -> Interval:
-    """Softmax weights: least when the own entry is low and all others are high."""
-    others = ~np.eye(low.shape[-1], dtype=bool)
-
-    def rest(end: Array) -> Array:
-        return special.logsumexp(jnp.where(others, end[..., None, :], -jnp.inf), axis=-1)
-
-    return Interval(jax.nn.sigmoid(low - rest(high)), jax.nn.sigmoid(high - rest(low)))
+    return curved.logsumexp(scope.curved(value, bent=True))
 
 
 # -- functions that JAX writes in pieces ------------------------------------------------------------------------------
@@ -102,22 +72,13 @@ def _log_softmax(scope: Scope, params: Params, value: Value) -> Value:
 
 @rule("xlogy")
 def _xlogy(scope: Scope, params: Params, x: Value, y: Value) -> Value:
-    return multiply(scope, x, _log_constant(y) if isinstance(y, Const) else logarithm(scope, y))
-
-
-def _log_constant(y: Const) -> Value:
-    if y.log is not None:
-        return y.log
-    with plain(y.fixed):
-        return Const((jnp.log(y.at[0]), jnp.log(y.at[1])), y.fixed)
+    return multiply(scope, x, logarithm(scope, y))
 
 
 @rule("xlog1py")
 def _xlog1py(scope: Scope, params: Params, x: Value, y: Value) -> Value:
-    if isinstance(y, Const):
-        with plain(y.fixed):
-            return multiply(scope, x, Const((jnp.log1p(y.at[0]), jnp.log1p(y.at[1])), y.fixed))
-    return multiply(scope, x, RULES["log1p"](scope, {}, y))
+    log = of_consts(jnp.log1p, y) if isinstance(y, Const) else RULES["log1p"](scope, {}, y)
+    return multiply(scope, x, log)
 
 
 @rule("logaddexp")
@@ -163,14 +124,10 @@ def _bernoulli_logits(d: Any, value: Array) -> Array:
     return value * d.logits - softplus(d.logits)
 
 
-def _bernoulli_probs(d: Any, value: Array) -> Array:
+def _probs(d: Any, value: Array) -> Array:
+    """With the outcome once: then the second derivatives of both branches cancel."""
     p = clamp_probs(d.probs)
-    return value * jnp.log(p) + (1 - value) * jnp.log1p(-p)
-
-
-def _binomial_probs(d: Any, value: Array) -> Array:
-    p = clamp_probs(d.probs)
-    return value * jnp.log(p) + (d.total_count - value) * jnp.log1p(-p)
+    return value * (jnp.log(p) - jnp.log1p(-p)) + getattr(d, "total_count", 1) * jnp.log1p(-p)
 
 
 def _binomial_logits(d: Any, value: Array) -> Array:
@@ -200,8 +157,8 @@ _DENSITIES: list[tuple[type, Callable[[Any, Array], Array]]] = [
     (dist.distribution.ExpandedDistribution, _expanded),
     (dist.Independent, _independent),
     (discrete.BernoulliLogits, _bernoulli_logits),
-    (discrete.BernoulliProbs, _bernoulli_probs),
-    (discrete.BinomialProbs, _binomial_probs),
+    (discrete.BernoulliProbs, _probs),
+    (discrete.BinomialProbs, _probs),
     (discrete.BinomialLogits, _binomial_logits),
     (discrete.CategoricalLogits, _categorical_logits),
     (dist.GammaPoisson, _gamma_poisson),

@@ -5,21 +5,13 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.bounds import interval as iv
-from sfumato.bounds.arithmetic import record_only, spread
+from sfumato.bounds import curved
+from sfumato.bounds.arithmetic import add, multiply
+from sfumato.bounds.indexing import indicators
 from sfumato.bounds.interval import Array, Interval
-from sfumato.bounds.rules import RULES, Params, Rule, broadcast, is_fixed, rule, unsupported
-from sfumato.bounds.values import Const, Curved, Scope, Truth, Value, align_slopes, plain
-
-
-def truth(value: Value) -> Truth:
-    """View a constant condition as one that may differ between the two parameters."""
-    if isinstance(value, Truth):
-        return value
-    if not isinstance(value, Const):
-        raise unsupported("convert_element_type", " (to a condition)")
-    a, b = (jnp.asarray(x, dtype=bool) for x in value.at)
-    return Truth(a | b, ~a | ~b, value.fixed)
+from sfumato.bounds.rules import RULES, Params, Rule, is_fixed, rule, unsupported
+from sfumato.bounds.shapes import truth
+from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, of_consts
 
 
 def _compare(certain: Callable[[Interval, Interval], Array], impossible: Callable[[Interval, Interval], Array]) -> Rule:
@@ -29,12 +21,18 @@ def _compare(certain: Callable[[Interval, Interval], Array], impossible: Callabl
             with np.errstate(invalid="ignore"):
                 yes, no = np.asarray(certain(*known)), np.asarray(impossible(*known))  # type: ignore[arg-type]
             if np.all(yes | no):
-                return Const((yes, yes), True)
-            scope.indexed.append(scope.uses(first, second))
+                return Const((yes,), True)
         x, y = scope.curved(first), scope.curved(second)
-        return Truth(~impossible(x.bounds, y.bounds), ~certain(x.bounds, y.bounds), x.free and y.free)
+        yes, no = ~impossible(x.bounds, y.bounds), ~certain(x.bounds, y.bounds)
+        free = x.free and y.free
+        return Truth(yes, no, free, frozenset(scope.uses(first, second).tolist()) if free else frozenset())
 
     return apply
+
+
+def _joined(yes: Array, no: Array, *parts: Truth) -> Truth:
+    """A condition made of others."""
+    return Truth(yes, no, all(p.free for p in parts), frozenset().union(*(p.uses for p in parts)))
 
 
 def _register_comparisons() -> None:
@@ -51,10 +49,10 @@ def equal(scope: Scope, first: Value, second: Value) -> Value:
     """Whether two numbers are equal."""
     if first is second:
         yes = np.ones(first.shape, dtype=bool)
-        return Const((yes, yes), True)
+        return Const((yes,), True)
     if isinstance(first, Truth) or isinstance(second, Truth):
         a, b = truth(first), truth(second)
-        return Truth((a.yes & b.yes) | (a.no & b.no), (a.yes & b.no) | (a.no & b.yes), a.free and b.free)
+        return _joined((a.yes & b.yes) | (a.no & b.no), (a.yes & b.no) | (a.no & b.yes), a, b)
     same = _compare(
         lambda a, b: (a.lo == a.hi) & (b.lo == b.hi) & (a.lo == b.lo), lambda a, b: (a.hi < b.lo) | (a.lo > b.hi)
     )
@@ -64,15 +62,17 @@ def equal(scope: Scope, first: Value, second: Value) -> Value:
 def invert(value: Value) -> Value:
     """Negate a condition."""
     if isinstance(value, Const):
-        with plain(value.fixed):
-            return Const((~jnp.asarray(value.at[0]), ~jnp.asarray(value.at[1])), value.fixed)
+        return of_consts(lambda x: ~jnp.asarray(x), value)
     value = truth(value)
-    return Truth(value.no, value.yes, value.free)
+    return _joined(value.no, value.yes, value)
 
 
 @rule("eq")
 def _eq(scope: Scope, params: Params, first: Value, second: Value) -> Value:
-    return equal(scope, first, second)
+    out = equal(scope, first, second)
+    if isinstance(out, Truth) and params["from_whole"] and isinstance(first, Affine) and is_fixed(first):
+        out.indicator = indicators(scope, first, second)
+    return out
 
 
 @rule("ne")
@@ -88,31 +88,31 @@ def _invert(scope: Scope, params: Params, value: Value) -> Value:
 @rule("and")
 def _and(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     a, b = truth(first), truth(second)
-    return Truth(a.yes & b.yes, a.no | b.no, a.free and b.free)
+    return _joined(a.yes & b.yes, a.no | b.no, a, b)
 
 
 @rule("or")
 def _or(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     a, b = truth(first), truth(second)
-    return Truth(a.yes | b.yes, a.no & b.no, a.free and b.free)
+    return _joined(a.yes | b.yes, a.no & b.no, a, b)
 
 
 @rule("xor")
 def _xor(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     a, b = truth(first), truth(second)
-    return Truth((a.yes & b.no) | (a.no & b.yes), (a.yes & b.yes) | (a.no & b.no), a.free and b.free)
+    return _joined((a.yes & b.no) | (a.no & b.yes), (a.yes & b.yes) | (a.no & b.no), a, b)
 
 
 @rule("reduce_and")
 def _reduce_and(scope: Scope, params: Params, value: Value) -> Value:
     t, axes = truth(value), tuple(params["axes"])
-    return Truth(jnp.all(t.yes, axis=axes), jnp.any(t.no, axis=axes), t.free)
+    return _joined(jnp.all(t.yes, axis=axes), jnp.any(t.no, axis=axes), t)
 
 
 @rule("reduce_or")
 def _reduce_or(scope: Scope, params: Params, value: Value) -> Value:
     t, axes = truth(value), tuple(params["axes"])
-    return Truth(jnp.any(t.yes, axis=axes), jnp.all(t.no, axis=axes), t.free)
+    return _joined(jnp.any(t.yes, axis=axes), jnp.all(t.no, axis=axes), t)
 
 
 @rule("is_finite")
@@ -132,11 +132,12 @@ def _select(scope: Scope, params: Params, which: Value, *cases: Value) -> Value:
     condition = truth(which)
     if isinstance(otherwise, Truth) or isinstance(chosen, Truth):
         a, b = truth(otherwise), truth(chosen)
-        return Truth(
-            (condition.yes & b.yes) | (condition.no & a.yes),
-            (condition.yes & b.no) | (condition.no & a.no),
-            condition.free and a.free and b.free,
-        )
+        yes = (condition.yes & b.yes) | (condition.no & a.yes)
+        return _joined(yes, (condition.yes & b.no) | (condition.no & a.no), condition, a, b)
+    if condition.indicator is not None and isinstance(otherwise, Const) and isinstance(chosen, Const):
+        apart = of_consts(lambda a, b: jnp.asarray(a, float) - b, chosen, otherwise)
+        return add(scope, otherwise, multiply(scope, condition.indicator(), apart))
+    scope.decide(condition)
     return _select_numbers(scope, condition, scope.curved(otherwise), scope.curved(chosen))
 
 
@@ -150,56 +151,43 @@ def _select_known(which: Const, otherwise: Value, chosen: Value) -> Value | None
 
 
 def _select_numbers(scope: Scope, condition: Truth, otherwise: Curved, chosen: Curved) -> Curved:
-    """Pick by a condition. One that may switch between the two parameters makes the difference a jump."""
+    """Pick by a condition. One that may switch between parameters makes the difference a jump."""
     yes, no = ~condition.no, ~condition.yes  # certainly
-    slopes = align_slopes(chosen.slopes, otherwise.slopes)
-    bounds = pick(yes, no, chosen.bounds, otherwise.bounds)
-    both = pick(yes[..., None], no[..., None], slopes[0], slopes[1])
-    out = Curved(bounds, both, condition.free and otherwise.free and chosen.free)
+    out = curved.choose(yes, no, chosen, otherwise)
     if condition.free:
         return out
-    jumped = scope.jump(out)
-    jump_slopes, kept = align_slopes(jumped.slopes, both)
-    sure = (yes | no)[..., None]
-    return Curved(bounds, Interval(*(jnp.where(sure, k, j) for k, j in zip(kept, jump_slopes, strict=True))))
+    out.free = False
+    return scope.jump(out, yes | no)
 
 
-def pick(yes: Array, no: Array, chosen: Interval, otherwise: Interval) -> Interval:
-    """Take one of two intervals where it is certain which, their hull elsewhere."""
-    either = iv.hull(chosen, otherwise)
-    low = jnp.where(yes, chosen.lo, jnp.where(no, otherwise.lo, either.lo))
-    return Interval(low, jnp.where(yes, chosen.hi, jnp.where(no, otherwise.hi, either.hi)))
+def _extreme(scope: Scope, first: Value, second: Value, larger: bool) -> Value:
+    """Max or min: the difference is a convex mix of the operands' differences."""
+    extreme = jnp.maximum if larger else jnp.minimum
 
+    def image(a: Interval, b: Interval) -> Interval:
+        return Interval(extreme(a.lo, b.lo), extreme(a.hi, b.hi))
 
-def _extreme(scope: Scope, first: Value, second: Value, sign: float) -> Value:
-    """Max (sign 1) or min (sign -1): the difference is a convex mix of the operands' differences."""
     if is_fixed(first) and is_fixed(second):
-        larger = jnp.maximum if sign > 0 else jnp.minimum
-        return record_only(scope, lambda p, q: Interval(larger(p.lo, q.lo), larger(p.hi, q.hi)), first, second)
+        return scope.record_only("max" if larger else "min", image, extreme, first, second)
     x, y = scope.curved(first, bent=True), scope.curved(second, bent=True)
-    if sign > 0:
-        yes, no = x.bounds.lo >= y.bounds.hi, y.bounds.lo >= x.bounds.hi
-        bounds = Interval(jnp.maximum(x.bounds.lo, y.bounds.lo), jnp.maximum(x.bounds.hi, y.bounds.hi))
-    else:
-        yes, no = x.bounds.hi <= y.bounds.lo, y.bounds.hi <= x.bounds.lo
-        bounds = Interval(jnp.minimum(x.bounds.lo, y.bounds.lo), jnp.minimum(x.bounds.hi, y.bounds.hi))
-    shape = broadcast(x, y)
-    slopes = [spread(s, shape) for s in align_slopes(x.slopes, y.slopes)]
-    yes, no = jnp.broadcast_to(yes, shape)[..., None], jnp.broadcast_to(no, shape)[..., None]
-    positive = (x.positive or y.positive) if sign > 0 else (x.positive and y.positive)
-    return Curved(bounds, pick(yes, no, slopes[0], slopes[1]), x.free and y.free, positive)
+    above, below = x.bounds.lo >= y.bounds.hi, y.bounds.lo >= x.bounds.hi
+    yes, no = (above, below) if larger else (x.bounds.hi <= y.bounds.lo, y.bounds.hi <= x.bounds.lo)
+    out = curved.kinked(curved.choose(yes, no, x, y), yes | no)
+    out.bounds = image(*(Interval(*(jnp.broadcast_to(e, out.shape) for e in v.bounds)) for v in (x, y)))
+    out.positive = (x.positive or y.positive) if larger else (x.positive and y.positive)
+    return out
 
 
 @rule("max")
 def _max(scope: Scope, params: Params, first: Value, second: Value) -> Value:
-    return _extreme(scope, first, second, 1.0)
+    return _extreme(scope, first, second, True)
 
 
 @rule("min")
 def _min(scope: Scope, params: Params, first: Value, second: Value) -> Value:
-    return _extreme(scope, first, second, -1.0)
+    return _extreme(scope, first, second, False)
 
 
 @rule("clamp")
 def _clamp(scope: Scope, params: Params, low: Value, value: Value, high: Value) -> Value:
-    return _extreme(scope, _extreme(scope, value, low, 1.0), high, -1.0)
+    return _extreme(scope, _extreme(scope, value, low, True), high, False)

@@ -1,7 +1,8 @@
-r"""Functions of one number: their image and their slope on an interval.
+r"""Functions of one number: themselves, and bounds of their image, slope and curvature on an interval.
 
 For g continuous and piecewise smooth, :math:`g(b) - g(a) = s\,(b - a)` with s in the closed range of :math:`g'` on the
-hull of a and b. Each entry of `FUNCTIONS` gives a bound of the image and of that range on [lo, hi].
+hull of a and b. Each entry of `FUNCTIONS` gives g, and on [lo, hi] a bound of its image, of that range, and, where Langevin may
+go through g, of :math:`g''`.
 """
 
 from collections.abc import Callable
@@ -20,10 +21,12 @@ Map = Callable[[Interval], Interval]
 
 
 class Function(NamedTuple):
-    """Image and slope of g on an interval; `positive`: g never returns zero or less."""
+    """A function g, and its image, slope and curvature on an interval; `positive`: g never returns zero or less."""
 
+    exact: Callable[[Array], Array]
     image: Map
     slope: Map
+    curvature: Map | None = None
     positive: bool = False
 
 
@@ -132,86 +135,201 @@ def _unit(x: Interval) -> Interval:
     return Interval(-one, one)
 
 
+def turning(g: Callable[[Array], Array], *points: float) -> Map:
+    """Apply a smooth function whose only turning points are given to an interval."""
+
+    def image(x: Interval) -> Interval:
+        values = [g(x.lo), g(x.hi)]
+        for at in points:
+            inside = (x.lo <= at) & (x.hi >= at)
+            values.append(jnp.where(inside, g(jnp.asarray(at)), values[0]))
+        stacked = jnp.stack(jnp.broadcast_arrays(*values))
+        return Interval(jnp.min(stacked, axis=0), jnp.max(stacked, axis=0))
+
+    return image
+
+
+def _kink(x: Interval) -> Interval:
+    """Curvature of |x|: none on either side of zero."""
+    inside = (x.lo < 0) & (x.hi > 0)
+    return Interval(jnp.where(inside, -jnp.inf, 0.0), jnp.where(inside, jnp.inf, 0.0))
+
+
+def _logistic_second(x: Array) -> Array:
+    s = jax.nn.sigmoid(x)
+    return s * jax.nn.sigmoid(-x) * (1 - 2 * s)
+
+
+def _tanh_second(x: Array) -> Array:
+    t = jnp.tanh(x)
+    return -2 * t * (1 - t * t)
+
+
+def _bell_second(x: Array) -> Array:
+    return -2 * x * jnp.exp(-x * x) * (2 / np.sqrt(np.pi))
+
+
+def _normal_second(x: Array) -> Array:
+    return -x * jnp.exp(-0.5 * x * x) / np.sqrt(2 * np.pi)
+
+
+def _mills_second(x: Array) -> Array:
+    """Slope of the inverse Mills ratio, which is convex (Sampford 1953): increasing from -1 to 0."""
+    m = mills(x)
+    return jnp.clip(-m * (x + m), -1.0, 0.0)
+
+
+def constant(value: float) -> Map:
+    """The same number for every argument."""
+    return lambda x: iv.point(jnp.full_like(x.lo, value))
+
+
+def _times(factor: float, inner: Map) -> Map:
+    return lambda x: iv.mul(iv.point(jnp.asarray(factor)), inner(x))
+
+
+def _power_image(n: int) -> Map:
+    """Image of x to a whole power."""
+    if n == 0:
+        return constant(1.0)
+    if n < 0:
+        return lambda x: iv.reciprocal(_power_image(-n)(x))
+
+    def g(x: Array) -> Array:
+        return lax.integer_pow(x, n)
+
+    return increasing(g) if n % 2 else _valley(g, 0.0)
+
+
 def integer_power(n: int) -> Function:
     """X to a whole power."""
-    if n == 0:
-        return Function(lambda x: iv.point(jnp.ones_like(x.lo)), lambda x: iv.point(jnp.zeros_like(x.lo)), True)
-    if n < 0:
-        below = integer_power(-n)
-
-        def slope(x: Interval) -> Interval:
-            return iv.mul(iv.point(jnp.asarray(float(n))), iv.reciprocal(integer_power(1 - n).image(x)))
-
-        return Function(lambda x: iv.reciprocal(below.image(x)), slope)
-    if n % 2:
-        image: Map = increasing(lambda x: lax.integer_pow(x, n))
-        return Function(image, _scaled_even(n))
-
-    def even(x: Interval) -> Interval:
-        a, b = lax.integer_pow(x.lo, n), lax.integer_pow(x.hi, n)
-        inside = (x.lo <= 0) & (x.hi >= 0)
-        return Interval(jnp.where(inside, 0.0, jnp.minimum(a, b)), jnp.maximum(a, b))
-
-    return Function(even, increasing(lambda x: n * lax.integer_pow(x, n - 1)))
-
-
-def _scaled_even(n: int) -> Map:
-    if n == 1:
-        return lambda x: iv.point(jnp.ones_like(x.lo))
-    below = integer_power(n - 1)
-    return lambda x: iv.mul(iv.point(jnp.asarray(float(n))), below.image(x))
+    slope = _times(float(n), _power_image(n - 1)) if n else constant(0.0)
+    curvature = _times(float(n * (n - 1)), _power_image(n - 2)) if n * (n - 1) else constant(0.0)
+    return Function(lambda x: lax.integer_pow(x, n), _power_image(n), slope, curvature, n == 0)
 
 
 def real_power(exponent: float) -> Function:
     """X to a fixed real power, for positive x."""
     if float(exponent).is_integer():
         return integer_power(int(exponent))
-    rising = increasing if exponent > 0 else decreasing
-    slope_rising = increasing if exponent * (exponent - 1) > 0 else decreasing
+
+    def monotone(factor: float, power: float) -> Map:
+        way = increasing if factor * power > 0 else decreasing
+        return within(_positive, way(lambda x: factor * x**power))
+
+    first, second = exponent, exponent * (exponent - 1)
     return Function(
-        within(_positive, rising(lambda x: x**exponent)),
-        within(_positive, slope_rising(lambda x: exponent * x ** (exponent - 1))),
+        lambda x: x**exponent,
+        monotone(1.0, exponent),
+        monotone(first, exponent - 1),
+        monotone(second, exponent - 2),
         True,
     )
 
 
+_BELL, _ERF_TURNS = 2 / np.sqrt(np.pi), 0.5**0.5
+_logistic_slopes = peaked(_logistic_slope, 0.25)
+
 FUNCTIONS: dict[str, Function] = {
-    "exp": Function(increasing(jnp.exp), increasing(jnp.exp), True),
-    "exp2": Function(increasing(jnp.exp2), increasing(lambda x: np.log(2) * jnp.exp2(x)), True),
-    "log": Function(within(_not_negative, increasing(jnp.log)), within(_positive, decreasing(lambda x: 1 / x))),
+    "exp": Function(jnp.exp, increasing(jnp.exp), increasing(jnp.exp), increasing(jnp.exp), True),
+    "exp2": Function(
+        jnp.exp2,
+        increasing(jnp.exp2),
+        increasing(lambda x: np.log(2) * jnp.exp2(x)),
+        increasing(lambda x: np.log(2) ** 2 * jnp.exp2(x)),
+        True,
+    ),
+    "log": Function(
+        jnp.log,
+        within(_not_negative, increasing(jnp.log)),
+        within(_positive, decreasing(lambda x: 1 / x)),
+        within(_positive, increasing(lambda x: -1 / (x * x))),
+    ),
     "log1p": Function(
+        jnp.log1p,
         within(lambda x: x.lo >= -1, increasing(jnp.log1p)),
         within(lambda x: x.lo > -1, decreasing(lambda x: 1 / (1 + x))),
+        within(lambda x: x.lo > -1, increasing(lambda x: -1 / (1 + x) ** 2)),
     ),
-    "expm1": Function(increasing(jnp.expm1), increasing(jnp.exp)),
-    "logistic": Function(increasing(jax.nn.sigmoid), peaked(_logistic_slope, 0.25), True),
-    "tanh": Function(increasing(jnp.tanh), peaked(_sech2, 1.0)),
+    "expm1": Function(jnp.expm1, increasing(jnp.expm1), increasing(jnp.exp), increasing(jnp.exp)),
+    "logistic": Function(
+        jax.nn.sigmoid,
+        increasing(jax.nn.sigmoid),
+        _logistic_slopes,
+        turning(_logistic_second, -1.3169578969248166, 1.3169578969248166),
+        True,
+    ),
+    "tanh": Function(
+        jnp.tanh,
+        increasing(jnp.tanh),
+        peaked(_sech2, 1.0),
+        turning(_tanh_second, -0.6584789484624083, 0.6584789484624083),
+    ),
     "sqrt": Function(
-        within(_not_negative, increasing(jnp.sqrt)), within(_positive, decreasing(lambda x: 0.5 / jnp.sqrt(x)))
+        jnp.sqrt,
+        within(_not_negative, increasing(jnp.sqrt)),
+        within(_positive, decreasing(lambda x: 0.5 / jnp.sqrt(x))),
+        within(_positive, increasing(lambda x: -0.25 * x**-1.5)),
     ),
-    "cbrt": Function(increasing(jnp.cbrt), within(_positive, decreasing(lambda x: 1 / (3 * jnp.cbrt(x) ** 2)))),
+    "cbrt": Function(
+        jnp.cbrt, increasing(jnp.cbrt), within(_positive, decreasing(lambda x: 1 / (3 * jnp.cbrt(x) ** 2)))
+    ),
     "rsqrt": Function(
-        within(_positive, decreasing(lax.rsqrt)), within(_positive, increasing(lambda x: -0.5 * x**-1.5)), True
+        lax.rsqrt,
+        within(_positive, decreasing(lax.rsqrt)),
+        within(_positive, increasing(lambda x: -0.5 * x**-1.5)),
+        within(_positive, decreasing(lambda x: 0.75 * x**-2.5)),
+        True,
     ),
     "square": integer_power(2),
-    "abs": Function(_abs, _sign),
-    "lgamma": Function(within(_positive, _lgamma), within(_positive, increasing(lax.digamma))),
-    "digamma": Function(within(_positive, increasing(lax.digamma)), within(_positive, decreasing(_trigamma))),
-    "erf": Function(increasing(lax.erf), peaked(_bell, 2 / np.sqrt(np.pi))),
-    "erfc": Function(decreasing(lax.erfc), lambda x: iv.neg(peaked(_bell, 2 / np.sqrt(np.pi))(x)), True),
+    "abs": Function(jnp.abs, _abs, _sign, _kink),
+    "lgamma": Function(
+        lax.lgamma,
+        within(_positive, _lgamma),
+        within(_positive, increasing(lax.digamma)),
+        within(_positive, decreasing(_trigamma)),
+    ),
+    "digamma": Function(
+        lax.digamma,
+        within(_positive, increasing(lax.digamma)),
+        within(_positive, decreasing(_trigamma)),
+        within(_positive, increasing(lambda x: special.polygamma(2, x))),
+    ),
+    "erf": Function(lax.erf, increasing(lax.erf), peaked(_bell, _BELL), turning(_bell_second, -_ERF_TURNS, _ERF_TURNS)),
+    "erfc": Function(
+        lax.erfc,
+        decreasing(lax.erfc),
+        _times(-1.0, peaked(_bell, _BELL)),
+        _times(-1.0, turning(_bell_second, -_ERF_TURNS, _ERF_TURNS)),
+        True,
+    ),
     "erf_inv": Function(
+        lax.erf_inv,
         within(lambda x: (x.lo >= -1) & (x.hi <= 1), increasing(lax.erf_inv)),
         within(lambda x: (x.lo > -1) & (x.hi < 1), _valley(_erf_inv_slope, np.sqrt(np.pi) / 2)),
     ),
-    "atan": Function(increasing(jnp.arctan), peaked(lambda x: 1 / (1 + x * x), 1.0)),
-    "asinh": Function(increasing(jnp.arcsinh), peaked(lambda x: 1 / jnp.sqrt(1 + x * x), 1.0)),
-    "sinh": Function(increasing(jnp.sinh), _valley(jnp.cosh, 1.0)),
-    "cosh": Function(_valley(jnp.cosh, 1.0), increasing(jnp.sinh), True),
-    "sin": Function(_unit, _unit),
-    "cos": Function(_unit, _unit),
-    "softplus": Function(increasing(jax.nn.softplus), increasing(jax.nn.sigmoid), True),
-    "ndtr": Function(increasing(special.ndtr), peaked(_normal, 1 / np.sqrt(2 * np.pi)), True),
-    "log_ndtr": Function(increasing(_log_ndtr), decreasing(mills)),
+    "atan": Function(
+        jnp.arctan,
+        increasing(jnp.arctan),
+        peaked(lambda x: 1 / (1 + x * x), 1.0),
+        turning(lambda x: -2 * x / (1 + x * x) ** 2, -(3.0**-0.5), 3.0**-0.5),
+    ),
+    "asinh": Function(jnp.arcsinh, increasing(jnp.arcsinh), peaked(lambda x: 1 / jnp.sqrt(1 + x * x), 1.0)),
+    "sinh": Function(jnp.sinh, increasing(jnp.sinh), _valley(jnp.cosh, 1.0), increasing(jnp.sinh)),
+    "cosh": Function(jnp.cosh, _valley(jnp.cosh, 1.0), increasing(jnp.sinh), _valley(jnp.cosh, 1.0), True),
+    "sin": Function(jnp.sin, _unit, _unit, _unit),
+    "cos": Function(jnp.cos, _unit, _unit, _unit),
+    "softplus": Function(
+        jax.nn.softplus, increasing(jax.nn.softplus), increasing(jax.nn.sigmoid), _logistic_slopes, True
+    ),
+    "ndtr": Function(
+        special.ndtr,
+        increasing(special.ndtr),
+        peaked(_normal, 1 / np.sqrt(2 * np.pi)),
+        turning(_normal_second, -1.0, 1.0),
+        True,
+    ),
+    "log_ndtr": Function(special.log_ndtr, increasing(_log_ndtr), decreasing(mills), increasing(_mills_second)),
 }
 
 
@@ -231,10 +349,17 @@ def remainder_image(by: np.ndarray | float, whole: bool) -> Map:
     return image
 
 
-STEPS: dict[str, Map] = {
-    "floor": increasing(jnp.floor),
-    "ceil": increasing(jnp.ceil),
-    "round": _round,
-    "sign": _sign,
+class Jump(NamedTuple):
+    """A function that jumps: itself, and its image; it has no slope."""
+
+    exact: Callable[[Array], Array]
+    image: Map
+
+
+JUMPS: dict[str, Jump] = {
+    "floor": Jump(jnp.floor, increasing(jnp.floor)),
+    "ceil": Jump(jnp.ceil, increasing(jnp.ceil)),
+    "round": Jump(lax.round, _round),
+    "sign": Jump(jnp.sign, increasing(jnp.sign)),
+    "trunc": Jump(jnp.trunc, increasing(jnp.trunc)),
 }
-"""Functions that jump: an image, and no slope."""

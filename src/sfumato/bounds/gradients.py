@@ -10,18 +10,19 @@ at corners:
   :math:`\max_{\lVert z\rVert\le1}\lVert d + \rho Bz\rVert` apart, d the difference of their points, B the whitened image
   of the directions across, :math:`\rho` the sum of their radii: a one-dimensional dual problem;
 - on a *box* of few covariates a cell is a polytope, the convex hull of its corners: the diameter of finitely many points;
+- *indicators* of a simplex have as many corners as categories, and each corner is one of the sets above;
 - anywhere else, the diagonal of the smallest box around the set, or twice the longest vector, whichever is less.
 
 The body need not be centred: for a logistic regression on the unit ball with :math:`\lVert\theta^*\rVert = 1` its diameter
 is close to 1, that of the smallest ball around it 1.1, and twice its longest element 1.46.
 """
 
-from itertools import product
+from itertools import groupby, product
 from typing import NamedTuple
 
 import numpy as np
 
-from sfumato.bounds.region import Region
+from sfumato.bounds.atoms import Atoms
 from sfumato.bounds.remainder import Anchor, Remainder
 from sfumato.errors import Unsupported
 
@@ -29,6 +30,10 @@ GUARD = 1 + 1e-9
 """Outward rounding of what is computed here in double precision."""
 MARGIN = 1e-9
 """Cells are taken wider by this part of the whole: where a record lies is computed in double precision, too."""
+MAX_SLOPE_CORNERS = 64
+"""Corners of a box of slopes that are looked at: of six base numbers beside each other."""
+MAX_VERTICES = 256
+"""Corners of the simplices of a record's indicators that are looked at."""
 MAX_CORNERS = 10
 """Covariates of a box up to which all corners are looked at."""
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -47,12 +52,13 @@ class GradientSet(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """Slopes of all predictors, and the slab of the cut one."""
+    """Slopes of all base numbers, the slab of the cut one, and the vectors that belong to no covariate."""
 
     slope_low: np.ndarray
     slope_high: np.ndarray
     low: float
     high: float
+    offset: np.ndarray
 
 
 @np.errstate(all="ignore")  # what overflows, or is no number, is refused at the end: `_guarded`
@@ -66,10 +72,16 @@ def gradient_set(remainder: Remainder, anchor: Anchor, matrix: np.ndarray) -> Gr
     matrix
         A, with which vectors are whitened.
     """
-    root, tables = np.asarray(matrix, dtype=float), remainder.tables[:, 1:]
-    cells = _cells(remainder, anchor)
-    found = _set_of(remainder, anchor, cells, np.einsum("da,mdb->mab", root, tables))  # whitened: (m, d, 1 + atoms)
-    error = 2 * float(np.linalg.norm(_rounding(root, _around(tables, cells, remainder))))
+    root, tables = np.asarray(matrix, dtype=float), np.asarray(anchor.jacobian)
+    points = np.einsum("da,mdb->mab", root, tables)  # whitened: (m, d, 1 + atoms)
+    region, one = remainder.region, len(remainder.axes) == 1
+    cells = _cells(anchor, points, one)
+    if remainder.axes or not remainder.columns or _slope_corners(cells) > MAX_SLOPE_CORNERS:
+        found = _set_of(points, cells, np.asarray(anchor.directions)[-1] if one else None, region)
+    else:
+        found = _of_small_cells(points, cells, np.asarray(anchor.atom_low), np.asarray(anchor.atom_high))
+    plain = _around(tables, _cells(anchor, tables, one), region)
+    error = 2 * float(np.linalg.norm(_rounding(root, plain)))
     return found._replace(diameter=found.diameter + error)
 
 
@@ -83,33 +95,58 @@ def _rounding(root: np.ndarray, plain: GradientSet) -> np.ndarray:
     return np.asarray((len(root) + 8) * 2.0**-50 * (np.abs(root).T @ largest))
 
 
-def _set_of(remainder: Remainder, anchor: Anchor, cells: list[_Cell], points: np.ndarray) -> GradientSet:
-    region = remainder.region
+def _set_of(points: np.ndarray, cells: list[_Cell], cut: np.ndarray | None, region: Atoms) -> GradientSet:
     used = np.flatnonzero(np.abs(points[:, :, 1:]).max(axis=(0, 1)) > 0)
-    in_box = region.in_box
-    cut = np.asarray(anchor.directions)[0] if len(remainder.axes) == 1 else None
+    vertices = _vertices(region, used)
+    if len(vertices) > MAX_VERTICES or _slope_corners(cells) > MAX_SLOPE_CORNERS:
+        return _around(points, cells, region)
+    if vertices != [()]:
+        cells = [c for v in vertices for c in _at_vertex(cells, points, cut, v)]
+        used = np.array([a for a in used if not any(a in range(s, s + n) for s, n, _ in region.simplices)], dtype=int)
     ball = _only_ball(region, used)
-    movers = [j for j in range(len(points)) if np.any(points[j][:, 1:])]
+    movers = [j for j in range(len(points)) if np.any(points[j][:, 1 + used])]
     if len(used) == 0:
-        corners = np.concatenate([_combine(points[:, :, 0], s) for c in cells for s in _ends(c)])
-        return _of_points(corners)
+        return _of_points(np.concatenate([_combine(c.offset, s) for c in cells for s in _ends(c)]))
     if ball is not None and len(movers) == 1 and cut is not None:
-        return _on_ball(points, movers[0], ball, cells, cut, region)
-    if np.all(in_box[used]) and len(used) <= MAX_CORNERS and cut is not None:
+        beside = [a for a in used if not ball[0] <= a < ball[0] + ball[1]]
+        if not beside:
+            return _on_ball(points, movers[0], ball, cells, cut, region)
+        if len(beside) == 1 and region.in_box[beside[0]] and cut[beside[0]] != 0:
+            return _beside_ball(points, movers[0], ball, int(beside[0]), cells, cut, region)
+    if np.all(region.in_box[used]) and len(used) <= MAX_CORNERS and cut is not None:
         return _on_box(points, used, cells, cut, region)
-    return _around(points, cells, remainder)
+    return _around(points, cells, region)
 
 
-def _cells(remainder: Remainder, anchor: Anchor) -> list[_Cell]:
+def _cells(anchor: Anchor, points: np.ndarray, one: bool) -> list[_Cell]:
     low, high = np.asarray(anchor.low), np.asarray(anchor.high)
-    one = len(remainder.axes) == 1
     if one:
         margin = MARGIN * (high.max() - low.min() + np.abs(low).max() + np.abs(high).max())
         low, high = low - margin, high + margin
+    offset = points[:, :, 0]
     return [
-        _Cell(s, t, float(low[i, 0]) if one else -np.inf, float(high[i, 0]) if one else np.inf)
+        _Cell(s, t, float(low[i, -1]) if one else -np.inf, float(high[i, -1]) if one else np.inf, offset)
         for i, (s, t) in enumerate(zip(np.asarray(anchor.slope_low), np.asarray(anchor.slope_high), strict=True))
     ]
+
+
+def _vertices(region: Atoms, used: np.ndarray) -> list[tuple[int, ...]]:
+    """Corners of the simplices that are used: one indicator of each is one."""
+    there = [np.arange(s, s + n)[np.asarray(p)] for s, n, p in region.simplices]
+    return list(product(*(atoms.tolist() for atoms in there if np.isin(atoms, used).any())))
+
+
+def _at_vertex(cells: list[_Cell], points: np.ndarray, cut: np.ndarray | None, vertex: tuple[int, ...]) -> list[_Cell]:
+    """The cells with their indicators known: they are no covariates then."""
+    ones = np.array(vertex)
+    shift = 0.0 if cut is None else float(cut[ones].sum())
+    offset = points[:, :, 0] + points[:, :, 1 + ones].sum(axis=-1)
+    return [c._replace(low=c.low - shift, high=c.high - shift, offset=offset) for c in cells]
+
+
+def _slope_corners(cells: list[_Cell]) -> int:
+    """Corners of the boxes of slopes, at the most: twice as many for every slope that is not known."""
+    return 2 ** max(int(np.sum(c.slope_low != c.slope_high)) for c in cells)
 
 
 def _ends(cell: _Cell) -> np.ndarray:
@@ -122,18 +159,17 @@ def _combine(vectors: np.ndarray, slopes: np.ndarray) -> np.ndarray:
     return np.asarray(slopes @ vectors)[None, :]
 
 
-def _only_ball(region: Region, used: np.ndarray) -> tuple[int, int, float] | None:
-    for start, count, radius in region.balls:
-        if np.all((used >= start) & (used < start + count)):
-            return start, count, radius
-    return None
+def _only_ball(region: Atoms, used: np.ndarray) -> tuple[int, int, float] | None:
+    """The ball whose atoms are used, if there is one alone."""
+    there = [b for b in region.balls if np.any((used >= b[0]) & (used < b[0] + b[1]))]
+    return there[0] if len(there) == 1 else None
 
 
 # -- covariates in a ball ---------------------------------------------------------------------------------------------
 
 
 def _on_ball(
-    points: np.ndarray, mover: int, ball: tuple[int, int, float], cells: list[_Cell], cut: np.ndarray, region: Region
+    points: np.ndarray, mover: int, ball: tuple[int, int, float], cells: list[_Cell], cut: np.ndarray, region: Atoms
 ) -> GradientSet:
     """The smaller of two diameters: of slices along the predictor that is cut, and of whole balls.
 
@@ -149,8 +185,7 @@ def _on_ball(
     if length < 1e-12:  # the predictor that is cut does not look at the ball
         return found
     unit = along / length
-    others = cut.copy()
-    others[start : start + count] = 0.0
+    others = _without(cut, np.arange(start, start + count), region)
     span = region.known_range(np.zeros(()), others)
     slices = []
     for cell in cells:
@@ -164,6 +199,19 @@ def _on_ball(
     sliced = _of_slices(slices, image - np.outer(image @ unit, unit))
     low, high = np.maximum(found.low, sliced.low), np.minimum(found.high, sliced.high)
     return GradientSet(min(found.diameter, sliced.diameter), low, high)
+
+
+def _beside_ball(
+    points: np.ndarray, mover: int, ball: tuple[int, int, float], atom: int, cells: list[_Cell], cut: np.ndarray,
+    region: Atoms,
+) -> GradientSet:  # fmt: skip
+    """A ball and one number beside it (an outcome), of which the cut base number takes the place: of that the cells tell more."""
+    start, count, radius = ball
+    along = points[mover][:, 1 + atom] / cut[atom]
+    image = points[mover][:, 1 + start : 1 + start + count] - np.outer(along, cut[start : start + count])
+    low, high = _slack(region, _without(cut, np.array([atom, *range(start, start + count)]), region))
+    slices = [(_slice_points(points, mover, c, along, (c.low - high, c.high - low)), radius) for c in cells]
+    return _of_slices(slices, image)
 
 
 def _of_slices(slices: list[tuple[tuple[np.ndarray, np.ndarray], float]], across: np.ndarray) -> GradientSet:
@@ -203,7 +251,7 @@ def _slice_points(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corners of the point along the cut, and the factor of the ball across, for one cell."""
     slopes = _ends(cell)
-    fixed = slopes @ points[:, :, 0]
+    fixed = slopes @ cell.offset
     where = np.concatenate([fixed + slopes[:, [mover]] * t * step for t in ends])
     return where, np.tile(np.abs(slopes[:, mover]), len(ends))
 
@@ -211,9 +259,16 @@ def _slice_points(
 # -- covariates in a box ----------------------------------------------------------------------------------------------
 
 
-def _on_box(points: np.ndarray, used: np.ndarray, cells: list[_Cell], cut: np.ndarray, region: Region) -> GradientSet:
-    others = cut.copy()
-    others[used] = 0.0
+def _without(cut: np.ndarray, used: np.ndarray, region: Atoms) -> np.ndarray:
+    """The part of the cut base number that neither covariates nor indicators, which are known, speak of."""
+    out = cut.copy()
+    for where in (used, *(np.arange(s, s + n) for s, n, _ in region.simplices)):
+        out[where] = 0.0
+    return out
+
+
+def _on_box(points: np.ndarray, used: np.ndarray, cells: list[_Cell], cut: np.ndarray, region: Atoms) -> GradientSet:
+    others = _without(cut, used, region)
     span = _slack(region, others)
     lo, hi = region.lo[used], region.hi[used]
     corners = np.where(np.array(list(product((False, True), repeat=len(used)))), hi, lo)
@@ -223,12 +278,12 @@ def _on_box(points: np.ndarray, used: np.ndarray, cells: list[_Cell], cut: np.nd
         if not len(inside):
             continue
         slopes = _ends(cell)
-        vectors = points[:, :, 0][:, None] + np.einsum("mdk,ik->mid", points[:, :, 1 + used], inside)
+        vectors = cell.offset[:, None] + np.einsum("mdk,ik->mid", points[:, :, 1 + used], inside)
         collected.append(np.einsum("sm,mid->sid", slopes, vectors).reshape(-1, points.shape[1]))
     return _of_points(np.concatenate(collected))
 
 
-def _slack(region: Region, coefficients: np.ndarray) -> tuple[float, float]:
+def _slack(region: Atoms, coefficients: np.ndarray) -> tuple[float, float]:
     span = region.known_range(np.zeros(()), coefficients)
     return float(span.lo), float(span.hi)
 
@@ -236,9 +291,18 @@ def _slack(region: Region, coefficients: np.ndarray) -> tuple[float, float]:
 def _merged(cells: list[_Cell], size: int) -> list[_Cell]:
     """Fewer, wider cells where each has very many corners."""
     step = max(1, int(np.ceil(len(cells) * size * 2.0**size / 4 / _POINTS)))
-    groups = [cells[i : i + step] for i in range(0, len(cells), step)]
+    groups = [
+        list(group[i : i + step])
+        for _, same in groupby(cells, key=lambda c: id(c.offset))
+        for group in [list(same)]
+        for i in range(0, len(group), step)
+    ]
     return [
-        _Cell(np.min([c.slope_low for c in g], axis=0), np.max([c.slope_high for c in g], axis=0), g[0].low, g[-1].high)
+        g[0]._replace(
+            slope_low=np.min([c.slope_low for c in g], axis=0),
+            slope_high=np.max([c.slope_high for c in g], axis=0),
+            high=g[-1].high,
+        )
         for g in groups
     ]
 
@@ -278,16 +342,40 @@ def _of_points(points: np.ndarray) -> GradientSet:
     return _guarded(best + 1e-12, points.min(0), points.max(0))
 
 
+# -- columns that are cut ---------------------------------------------------------------------------------------------
+
+
+def _of_small_cells(points: np.ndarray, cells: list[_Cell], low: np.ndarray, high: np.ndarray) -> GradientSet:
+    """Cells in which all numbers of the record lie in small intervals: of each, balls around the corners of its slopes."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    centres, reach = [], []
+    for i, cell in enumerate(cells):
+        slopes = _ends(cell)
+        centres.append(slopes @ (points[:, :, 0] + points[:, :, 1:] @ middle[i]))
+        reach.append(np.abs(np.einsum("sm,mda->sda", slopes, points[:, :, 1:])) @ half[i])
+    where, spread = np.concatenate(centres), np.concatenate(reach) * (1 + MARGIN)
+    radius = np.linalg.norm(spread, axis=1)
+    around = (where.min(0) + where.max(0)) / 2
+    order = np.argsort(-(np.linalg.norm(where - around, axis=1) + radius))
+    where, radius, spread = where[order], radius[order], spread[order]
+    far, best = np.linalg.norm(where - around, axis=1) + radius, 0.0
+    for i in range(0, len(where), 64):
+        if far[i] + far[0] <= best:
+            break
+        apart = np.linalg.norm(where[i : i + 64, None] - where[None], axis=-1) + radius[i : i + 64, None] + radius
+        best = float(np.maximum(best, apart.max()))  # NaN stays NaN, and is refused
+    return _guarded(best, (where - spread).min(0), (where + spread).max(0))
+
+
 # -- anything else ----------------------------------------------------------------------------------------------------
 
 
-def _around(points: np.ndarray, cells: list[_Cell], remainder: Remainder) -> GradientSet:
+def _around(points: np.ndarray, cells: list[_Cell], whole: Atoms) -> GradientSet:
     """The box around the set, coordinate by coordinate."""
-    whole = remainder.region
     lows, highs = [], []
     spans = [[whole.known_range(p[0], p[1:]) for p in points[j]] for j in range(len(points))]
     ranges = np.array([[(float(s.lo), float(s.hi)) for s in row] for row in spans])  # (m, d, 2)
-    if whole.balls:
+    if whole.balls and not whole.simplices:
         ranges = _sharpened(ranges, points, whole)
     for cell in cells:
         ends = np.stack([cell.slope_low, cell.slope_high])  # (2, m)
@@ -299,7 +387,7 @@ def _around(points: np.ndarray, cells: list[_Cell], remainder: Remainder) -> Gra
     return _guarded(min(float(np.linalg.norm(high - low)), 2 * longest), low, high)
 
 
-def _sharpened(ranges: np.ndarray, points: np.ndarray, region: Region) -> np.ndarray:
+def _sharpened(ranges: np.ndarray, points: np.ndarray, region: Atoms) -> np.ndarray:
     """Ranges of linear functions with balls as balls, not as boxes."""
     box = np.flatnonzero(region.in_box)
     offset, q = points[:, :, 0], points[:, :, 1:]

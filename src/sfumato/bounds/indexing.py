@@ -6,16 +6,16 @@ gives every value of k a cell of its own.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sfumato.bounds import curved
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.rules import Params, rule, unsupported
 from sfumato.bounds.shapes import structural
-from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, align_slopes
+from sfumato.bounds.values import Affine, Const, Scope, Truth, Value, at_each, constant, plain
 
 _MAX_ENTRIES = 256
 
@@ -93,46 +93,66 @@ def _choose(scope: Scope, table: Value, index: Value, count: int, take: Callable
     if float(np.min(known.lo)) < 0 or float(np.max(known.hi)) > count - 1 or count > _MAX_ENTRIES:
         raise unsupported("gather", f" (the index ranges beyond 0 .. {count - 1}, or over too many entries)")
     entries = [structural(lambda x, k=k: take(x, k), table, scope=scope) for k in range(count)]
-    bounds = scope.bounds(index)
-    low, high = jnp.reshape(bounds.lo, ()), jnp.reshape(bounds.hi, ())
-    possible = (np.arange(count) >= low) & (np.arange(count) <= high)
+    possible = _possible(scope.bounds(index) if _is_cut(scope, index) else known, count)
     if isinstance(table, Const):
         return _indicator_sum(scope, entries, index, possible)
     scope.indexed.append(scope.uses(index))
-    return _hull(scope, entries, possible)
+    return curved.hull_over([scope.curved(entry) for entry in entries], possible)
+
+
+def indicators(scope: Scope, index: Affine, numbers: Value) -> Callable[[], Affine] | None:
+    """What makes "a whole number of the record equals these numbers" affine, if it takes few values: its indicators."""
+    known = scope.known(index)
+    same = all(len(np.unique(part)) == 1 for part in (index.ids, index.factor, index.shift))
+    if not (same and known is not None and isinstance(numbers, Const) and numbers.fixed):
+        return None
+    low, high = float(np.min(known.lo)), float(np.max(known.hi))
+    if low < 0 or high >= _MAX_ENTRIES:
+        return None
+    shape, count = np.broadcast_shapes(index.shape, numbers.shape), int(high) + 1
+
+    def make() -> Affine:
+        one = structural(lambda x: x.reshape(-1)[0], index, scope=scope)
+        entries = [constant(np.broadcast_to(np.asarray(numbers.at[0]) == k, shape).astype(float)) for k in range(count)]
+        bounds = scope.bounds(one) if _is_cut(scope, one) else scope.known(one)
+        assert bounds is not None  # noqa: S101 (the index is fixed)
+        return _indicator_sum(scope, entries, one, _possible(bounds, count))
+
+    return make
+
+
+def _is_cut(scope: Scope, index: Affine) -> bool:
+    """Whether an index is known more closely than on the whole domain."""
+    return scope.point is not None or bool(scope.cut & set(scope.uses(index).tolist()))
+
+
+def _possible(bounds: Interval, count: int) -> Array:
+    low, high = (end.reshape(()) for end in bounds)
+    return (np.arange(count) >= low) & (np.arange(count) <= high)
 
 
 def _indicator_sum(scope: Scope, entries: list[Const], index: Affine, possible: Array) -> Affine:
-    key = (int(index.ids.reshape(())), len(entries))
+    name, factor, shift = (part.reshape(()).item() for part in (index.ids, index.factor, index.shift))
+    key = (name, factor, shift, len(entries))
     if key not in scope.indicators:
-        scope.indicators[key] = scope.atoms.add_simplex(possible, len(entries))
-        if scope.cut & set(scope.uses(index).tolist()):
-            scope.cut |= set(scope.indicators[key].tolist())
-        scope.index_columns.update({int(i): scope.uses(index) for i in scope.indicators[key]})
+        uses = scope.uses(index)
+        scope.indicators[key] = where = scope.atoms.add_simplex(possible, len(entries))
+        if scope.cut & set(uses.tolist()):
+            scope.cut |= set(where.tolist())
+        if scope.point is not None:
+            scope.point = jnp.concatenate([scope.point, possible.astype(float)])
+        scope.index_columns.update({int(i): uses for i in where})
     where, size = scope.indicators[key], scope.atoms.size
 
-    def spread(side: int) -> Array:
-        columns = jnp.stack([jnp.asarray(entry.at[side], dtype=float) for entry in entries], axis=-1)
+    def spread(*values: Array) -> Array:
+        columns = jnp.stack([jnp.asarray(value, dtype=float) for value in values], axis=-1)
         return jnp.zeros((*columns.shape[:-1], size)).at[..., where].set(columns)
 
-    shape = entries[0].shape
+    shape, positive = entries[0].shape, all(entry.positive for entry in entries)
     uses = np.zeros((*shape, size), dtype=bool)
     uses[..., where] = True
-    zero = jnp.zeros(shape)
-    positive = all(entry.positive for entry in entries)
-    return Affine((zero, zero), (spread(0), spread(1)), scope.fresh(shape), uses, False, positive)
-
-
-def _hull(scope: Scope, entries: list[Any], possible: Array) -> Curved:
-    parts = [scope.curved(entry) for entry in entries]
-    slopes = align_slopes(*(part.slopes for part in parts))
-
-    def least(arrays: list[Array], fill: float, reduce: Callable[..., Array]) -> Array:
-        stacked = jnp.stack(arrays, axis=-1)
-        return reduce(jnp.where(possible, stacked, fill), axis=-1)
-
-    bounds = Interval(
-        least([p.bounds.lo for p in parts], jnp.inf, jnp.min), least([p.bounds.hi for p in parts], -jnp.inf, jnp.max)
-    )
-    slope = Interval(least([s.lo for s in slopes], jnp.inf, jnp.min), least([s.hi for s in slopes], -jnp.inf, jnp.max))
-    return Curved(bounds, slope, all(p.free for p in parts), all(p.positive for p in parts))
+    fixed = all(entry.fixed for entry in entries)
+    with plain(fixed):
+        slopes = at_each(spread, *(entry.at for entry in entries))
+        zero = (jnp.zeros(shape),) * len(slopes)
+    return scope.new_affine(zero, slopes, uses, fixed, positive)

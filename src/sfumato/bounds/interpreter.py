@@ -13,7 +13,7 @@ from sfumato.bounds.elementwise import FUNCTIONS
 from sfumato.bounds.idioms import Step, steps
 from sfumato.bounds.rules import RULES, unsupported
 from sfumato.bounds.shapes import structural, structural_names
-from sfumato.bounds.values import Const, Scope, Value, constant, plain
+from sfumato.bounds.values import Const, Scope, Value, at_each, constant, of_consts, plain
 
 _KEEPS_SIGN = ("mul", "div", "add", "max", "min", "sqrt", "reduce_sum", "cumsum", "cumprod", "reduce_max", "pow")
 
@@ -77,10 +77,7 @@ def _apply(scope: Scope, step: Step, operands: list[Value]) -> list[Value]:
 
 
 def _plain_function(name: str, operands: list[Const]) -> Const:
-    fixed = all(v.fixed for v in operands)
-    with plain(fixed):
-        first, second = (PLAIN[name](*(v.at[side] for v in operands)) for side in (0, 1))
-    return Const((first, second), fixed, name in FUNCTIONS and FUNCTIONS[name].positive)
+    return of_consts(PLAIN[name], *operands, positive=name in FUNCTIONS and FUNCTIONS[name].positive)
 
 
 def is_whole(variable: Any) -> bool:
@@ -98,17 +95,15 @@ def _constants(scope: Scope, equation: Any, operands: list[Const]) -> list[Value
         return [operands[0]]
     fixed = all(v.fixed for v in operands)
 
-    def bind(side: int) -> list[Any]:
-        out = equation.primitive.bind(*(v.at[side] for v in operands), **equation.params)
+    def bind(*operands: Any) -> list[Any]:
+        out = equation.primitive.bind(*operands, **equation.params)
         return list(out) if equation.primitive.multiple_results else [out]
 
     with plain(fixed):
-        first = bind(0)
-        second = first if fixed else bind(1)
+        found = at_each(bind, *(v.at for v in operands))
     positive = name in FUNCTIONS and FUNCTIONS[name].positive
     positive = positive or (name in _KEEPS_SIGN and all(v.positive for v in operands))
-    outs = [constant(a) if fixed else Const((a, b), False, positive) for a, b in zip(first, second, strict=True)]
-    return list(outs)
+    return [constant(at[0]) if fixed else Const(at, False, positive) for at in zip(*found, strict=True)]
 
 
 def _is_float(variable: Any) -> bool:

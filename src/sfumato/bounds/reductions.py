@@ -1,17 +1,21 @@
 """Rules that combine the entries of an array, and conversions between kinds of numbers."""
 
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.lax.linalg import triangular_solve_p
 
-from sfumato.bounds import interval as iv
-from sfumato.bounds.arithmetic import expand, multiply, record_only, step_rule
+from sfumato.bounds import curved
+from sfumato.bounds.arithmetic import expand, multiply, negate
 from sfumato.bounds.choices import equal, invert
 from sfumato.bounds.elementwise import remainder_image
 from sfumato.bounds.interval import Array, Interval
 from sfumato.bounds.rules import RULES, Params, is_fixed, rule, unsupported
-from sfumato.bounds.shapes import move_curved, structural
-from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, plain
+from sfumato.bounds.shapes import structural
+from sfumato.bounds.values import Affine, Const, Scope, Truth, Value, at_each, constant, of_consts, plain
 
 
 def reduce_sum(scope: Scope, value: Value, axes: tuple[int, ...]) -> Value:
@@ -20,25 +24,26 @@ def reduce_sum(scope: Scope, value: Value, axes: tuple[int, ...]) -> Value:
         return value
     if any(value.shape[axis] > 1 for axis in axes):
         value = expand(scope, value)
-    if isinstance(value, Affine):
-        if all(value.shape[axis] == 1 for axis in axes):
-            return structural(lambda x: lax.squeeze(x, axes), value, scope=scope)
-        with plain(value.fixed):
-            offset = tuple(jnp.sum(jnp.asarray(x), axis=axes) for x in value.offset)
-            coefficients = tuple(jnp.sum(jnp.asarray(x), axis=axes) for x in value.coefficients)
-        uses = value.uses.any(axis=axes)
-        return Affine(offset, coefficients, scope.fresh(uses.shape[:-1]), uses, value.fixed, value.positive)  # type: ignore[arg-type]
-    return structural_sum(scope, scope.curved(value), axes)
-
-
-def structural_sum(scope: Scope, value: Curved, axes: tuple[int, ...]) -> Curved:
-    """Sum of intervals and of slopes."""
     if all(value.shape[axis] == 1 for axis in axes):
-        return move_curved(lambda x: lax.squeeze(x, axes), [value])
-    bounds = Interval(*(jnp.sum(end, axis=axes) for end in value.bounds))
-    low = jnp.sum(value.slopes.lo, axis=axes)
-    slopes = iv.point(low) if iv.is_point(value.slopes) else Interval(low, jnp.sum(value.slopes.hi, axis=axes))
-    return Curved(bounds, slopes, value.free, value.positive)
+        return structural(lambda x: lax.squeeze(x, axes), value, scope=scope)
+    if isinstance(value, Affine):
+        return combined(scope, lambda x: jnp.sum(jnp.asarray(x), axis=axes), value)
+    return curved.total(scope.curved(value), axes)
+
+
+def combined(scope: Scope, how: Callable[[Array], Array], value: Affine) -> Affine:
+    """Sums of entries of an affine number, with factors that are not negative: new entries."""
+    each = jax.vmap(how, in_axes=-1, out_axes=-1)
+    shape = jax.eval_shape(how, np.zeros(value.shape)).shape
+
+    def of_slopes(x: Array) -> Array:
+        return each(x) if x.shape[-1] else np.zeros((*shape, 0))
+
+    with plain(value.fixed):
+        offset, coefficients = at_each(how, value.offset), at_each(of_slopes, value.coefficients)
+    with jax.ensure_compile_time_eval():
+        uses = np.asarray(of_slopes(value.uses.astype(float))) > 0
+    return scope.new_affine(offset, coefficients, uses, value.fixed, value.positive)
 
 
 @rule("reduce_sum")
@@ -60,26 +65,32 @@ def _reduce_prod(scope: Scope, params: Params, value: Value) -> Value:
     return out
 
 
-def _reduce_extreme(scope: Scope, value: Value, axes: tuple[int, ...], sign: float) -> Value:
+def _reduce_extreme(scope: Scope, value: Value, axes: tuple[int, ...], larger: bool) -> Value:
+    if not larger:
+        return negate(scope, _reduce_extreme(scope, negate(scope, value), axes, True))
     x = scope.curved(value, bent=True)
-    low, high = (x.bounds.lo, x.bounds.hi) if sign > 0 else (-x.bounds.hi, -x.bounds.lo)
-    floor = jnp.max(low, axis=axes, keepdims=True)
-    possible = (high >= floor)[..., None]
-    slo = jnp.min(jnp.where(possible, x.slopes.lo, jnp.inf), axis=axes)
-    shi = jnp.max(jnp.where(possible, x.slopes.hi, -jnp.inf), axis=axes)
-    low, high = jnp.max(low, axis=axes), jnp.max(high, axis=axes)
-    bounds = Interval(low, high) if sign > 0 else Interval(-high, -low)
-    return Curved(bounds, Interval(slo, shi), x.free, x.positive)
+    last = tuple(range(-len(axes), 0))
+
+    def arranged(y: Array) -> Array:
+        moved = jnp.moveaxis(y, axes, last)
+        return moved.reshape(*moved.shape[: moved.ndim - len(axes)], -1)
+
+    x = curved.move(arranged, [x])
+    possible = x.bounds.hi >= jnp.max(x.bounds.lo, axis=-1, keepdims=True)
+    parts = [curved.move(lambda y, i=i: y[..., i], [x]) for i in range(x.shape[-1])]
+    out = curved.kinked(curved.hull_over(parts, possible), jnp.sum(possible, axis=-1) == 1)
+    out.bounds = Interval(*(jnp.max(end, axis=-1) for end in x.bounds))
+    return out
 
 
 @rule("reduce_max")
 def _reduce_max(scope: Scope, params: Params, value: Value) -> Value:
-    return _reduce_extreme(scope, value, tuple(params["axes"]), 1.0)
+    return _reduce_extreme(scope, value, tuple(params["axes"]), True)
 
 
 @rule("reduce_min")
 def _reduce_min(scope: Scope, params: Params, value: Value) -> Value:
-    return _reduce_extreme(scope, value, tuple(params["axes"]), -1.0)
+    return _reduce_extreme(scope, value, tuple(params["axes"]), False)
 
 
 @rule("dot_general")
@@ -105,38 +116,64 @@ def _dot_general(scope: Scope, params: Params, first: Value, second: Value) -> V
     return reduce_sum(scope, product, tuple(range(rank - len(left_in), rank)))
 
 
+@rule("triangular_solve")
+def _triangular_solve(scope: Scope, params: Params, matrix: Value, right: Value) -> Value:
+    """With a matrix of the parameter alone: its inverse is one, too, and multiplies the right-hand side."""
+    if not isinstance(matrix, Const):
+        raise unsupported("triangular_solve", " (the matrix must not depend on a record)")
+    unit, left = jnp.eye(matrix.shape[-1]), params["left_side"]
+    told = {key: value for key, value in params.items() if key != "from_whole"}
+
+    def inverse(x: Array) -> Array:
+        found = triangular_solve_p.bind(x, jnp.broadcast_to(unit, x.shape), **told)
+        return found[..., :, :, None] if left else found[..., None, :, :]
+
+    def factor(x: Array) -> Array:
+        return x[..., None, :, :] if left else x[..., :, :, None]
+
+    product = multiply(scope, of_consts(inverse, matrix), structural(factor, right, scope=scope))
+    return reduce_sum(scope, product, (len(product.shape) - 2,))
+
+
 @rule("cumsum")
 def _cumsum(scope: Scope, params: Params, value: Value) -> Value:
-    x = scope.curved(value)
-    return move_curved(lambda y: lax.cumsum(y, axis=params["axis"], reverse=params["reverse"]), [x])
+    def how(x: Array) -> Array:
+        return lax.cumsum(jnp.asarray(x), axis=params["axis"], reverse=params["reverse"])
+
+    value = expand(scope, value)
+    return combined(scope, how, value) if isinstance(value, Affine) else curved.move(how, [scope.curved(value)])
 
 
 @rule("convert_element_type")
 def _convert(scope: Scope, params: Params, value: Value) -> Value:
     kind = params["new_dtype"]
     if isinstance(value, Truth):
-        return value if kind == jnp.bool_ else scope.curved(value)
+        if kind == jnp.bool_:
+            return value
+        return scope.curved(value) if value.indicator is None else value.indicator()
     if kind == jnp.bool_:
-        return invert(equal(scope, value, Const((0.0, 0.0), True)))
-    if jnp.issubdtype(kind, jnp.integer) and not _whole(params):
-        return RULES["_truncate"](scope, params, value)
+        return invert(equal(scope, value, constant(0.0)))
+    if jnp.issubdtype(kind, jnp.integer):
+        return _to_whole(scope, params, value)
     return value
+
+
+def _to_whole(scope: Scope, params: Params, value: Value) -> Value:
+    """A number as a whole one of some size: rounded towards zero, and refused where it would wrap."""
+    known, kind = scope.known(value), jnp.iinfo(params["new_dtype"])  # type: ignore[no-untyped-call]
+    if known is not None and not (np.min(known.lo) > float(kind.min) - 1 and np.max(known.hi) < float(kind.max) + 1):
+        raise unsupported("convert_element_type", " (a whole number of this size would wrap)")
+    return value if _whole(params) else RULES["trunc"](scope, params, value)
 
 
 def _whole(params: Params) -> bool:
     return bool(params.get("from_whole", False))
 
 
-def _truncate(x: Interval) -> Interval:
-    return Interval(jnp.trunc(x.lo), jnp.trunc(x.hi))
-
-
-RULES["_truncate"] = step_rule(_truncate)
-
-
 @rule("rem")
 def _rem(scope: Scope, params: Params, first: Value, second: Value) -> Value:
     if not (is_fixed(first) and isinstance(second, Const) and second.fixed):
         raise unsupported("rem")
-    image = remainder_image(np.asarray(second.at[0], dtype=float), _whole(params))
-    return record_only(scope, lambda x, _: image(x), first, second)
+    by, whole = np.asarray(second.at[0], dtype=float), _whole(params)
+    image = remainder_image(by, whole)
+    return scope.record_only(f"rem {whole}", lambda x, _: image(x), jnp.fmod, first, second)

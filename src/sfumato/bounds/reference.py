@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sfumato.bounds.body import Body, body_at
+from sfumato.bounds.body import Body, body_at, record_vector
 from sfumato.bounds.gradients import GradientSet, gradient_set
 from sfumato.bounds.interval import Array
-from sfumato.bounds.pointwise import record_vector
 from sfumato.bounds.remainder import Anchor, Remainder
 from sfumato.domain import Domain
 from sfumato.errors import Unsupported
@@ -131,7 +130,7 @@ class Reference:
     @property
     def record_functions(self) -> list[str]:
         """Operations of the program on the record alone, by name."""
-        return sorted({str(name[0]) for name, *_ in self.remainder.found.derived})
+        return self.remainder.record_functions
 
     @cached_property
     def _disagrees(self) -> bool:
@@ -175,7 +174,7 @@ class Reference:
 
     def vector(self, body: Body, record: Mapping[str, Array]) -> Array:
         """Vector of one record, as both queries use it: its gradient, cut to the body; pure JAX, in 64-bit mode."""
-        return record_vector(self.remainder.program, body, record)
+        return record_vector(self.remainder.program, self.remainder.region, body, record)
 
     def whitened(self, body: Body, matrix: Array, record: Mapping[str, Array]) -> Array:
         """The same, whitened."""

@@ -2,30 +2,34 @@ r"""Proven range of the second-order scalar of one record: what exact Langevin a
 
 .. math:: s(r) = \ell(r,\theta') - \ell(r,\theta) - \nabla\ell(r,\theta^*)^\top v, \qquad v = \delta - w .
 
-By Taylor's theorem in the model's linear predictors, cell by cell: `docs/proofs/remainder.md`. The range of the swapped
-pair is the same one with its ends negated and exchanged.
+By Taylor's theorem in the base numbers of the model's program (`values`), cell by cell: `docs/proofs/remainder.md`. The range of
+the swapped pair is the same one with its ends negated and exchanged.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sfumato.bounds import interval as iv
-from sfumato.bounds.certifier import cut_evenly, product_of_cells, widen
+from sfumato.bounds.atoms import Axis, pad_last
+from sfumato.bounds.cells import ENUMERATE, cut_evenly, cut_for_ends, product_of_cells, widen
 from sfumato.bounds.interval import Array, Interval
-from sfumato.bounds.jets import Jet
-from sfumato.bounds.predictors import Program
-from sfumato.bounds.region import Slab
+from sfumato.bounds.program import Program
+from sfumato.bounds.rules import no_derivative
+from sfumato.bounds.values import Base, Curved, Scope, pad_slopes
 from sfumato.domain import Domain
-from sfumato.model.base import Model
+from sfumato.errors import Unsupported
+from sfumato.model.base import Model, input_spec
 
 CELLS = 24
-"""Along one predictor."""
+"""Along one base number."""
 CELLS_EACH = 8
 """Along each of two."""
+_ROUNDING = 1e-15
+"""Of the difference of two numbers, relative to their size: a few roundings of 1e-16."""
 
 
 class Anchor(NamedTuple):
@@ -36,11 +40,17 @@ class Anchor(NamedTuple):
     theta
         The reference point.
     directions
-        Coefficients of the predictors that are cut, over the atoms.
+        What is cut, over the atoms: single columns first, then base numbers.
     low, high
         Ends of the cells along each of them, shape (cell, axis), their offsets taken off.
+    counts
+        Number of cells along each of them.
+    atom_low, atom_high
+        Range of every atom in each cell, where columns are cut.
+    jacobian
+        Derivatives of the base numbers in the parameter, over (1, atoms): shape (base, d, 1 + atoms).
     bound_low, bound_high
-        Range of every predictor at the reference point in each cell.
+        Range of every base number at the reference point in each cell.
     slope_low, slope_high
         Range of :math:`\varphi_j(L^*)` in each cell.
     """
@@ -49,10 +59,35 @@ class Anchor(NamedTuple):
     directions: Array
     low: Array
     high: Array
+    counts: Array
+    atom_low: Array
+    atom_high: Array
+    jacobian: Array
     bound_low: Array
     bound_high: Array
     slope_low: Array
     slope_high: Array
+
+
+class Forms(NamedTuple):
+    """Affine numbers of the record: offsets, and coefficients over the atoms."""
+
+    offset: Array
+    slopes: Array
+
+    def __add__(self, other: "Forms") -> "Forms":  # type: ignore[override]
+        return Forms(self.offset + other.offset, self.slopes + other.slopes)
+
+    def __sub__(self, other: "Forms") -> "Forms":
+        return Forms(self.offset - other.offset, self.slopes - other.slopes)
+
+    def times(self, by: Array) -> "Forms":
+        """Each multiplied by a number, or all by one."""
+        return Forms(self.offset * by, self.slopes * jnp.asarray(by)[..., None])
+
+    def pick(self, which: np.ndarray) -> "Forms":
+        """Some of them, in another order."""
+        return Forms(self.offset[which], self.slopes[which])
 
 
 class Remainder:
@@ -71,89 +106,134 @@ class Remainder:
 
     def __init__(self, model: Model, domain: Mapping[str, Domain]) -> None:
         self.program = Program(model, domain)
-        self.found = self.program.predictors
-        self.region = self.found.region
-        self.tables = self.found.all_tables()
-        varied = [j for j in range(len(self.tables)) if self.tables[j][:, 1:].any()]
-        self.varied = tuple(varied)
-        self.axes = tuple(varied[:2])
+        theta, _ = input_spec(model.dim, domain)
+        seen: list[Scope] = []
+
+        def look(theta: Array) -> Array:
+            seen.append(self._walk((theta,), twice=True)[0])
+            return theta
+
+        try:
+            jax.eval_shape(look, theta)  # nothing is compiled
+        except Unsupported as refused:
+            raise no_derivative(str(refused.primitive)) from None
+        self.region = seen[0].atoms
+        self.record_functions = sorted({name for name, *_ in seen[0].derived})
+        self.uses = np.stack([pad_last(base.uses, self.region.size) for base in seen[0].bases])
+        self.varied = tuple(np.flatnonzero(self.uses.any(axis=1)).tolist())
+        self.columns, self.axes = self._what_to_cut(seen[0])
+
+    def _walk(
+        self, thetas: tuple[Array, ...], columns: Mapping[int, Interval] | None = None, **asked: Any
+    ) -> tuple[Scope, Curved]:
+        scope, out = self.program.walk(thetas, columns, **asked)
+        return scope, scope.curved(out)
+
+    def _what_to_cut(self, scope: Scope) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Columns and base numbers.
+
+        Functions of one or two columns stay tied to them where these are cut. Else the base numbers are cut, and a column of few
+        values that decides a condition.
+        """
+        own = self.program.entries
+        roots = {atom: {atom} for atom in range(len(own))}
+        for atom, used in scope.index_columns.items():
+            roots[atom] = set(used.tolist())
+        for _, where, used in scope.derived:
+            roots.update(dict.fromkeys(where.tolist(), set().union(*(roots[a] for a in used.tolist()))))
+        entering = np.flatnonzero(self.uses.any(axis=0)).tolist()
+        columns = sorted(set().union(*(roots[atom] for atom in entering)))
+        tied = any(atom >= len(own) and atom not in scope.index_columns for atom in entering)
+        if tied and len(columns) <= 2 and all(own[c][0].separable for c in columns):
+            return tuple(columns), ()
+        deciding = [c for used in scope.indexed for c in used.tolist() if c < len(own)]
+        listed = [c for c in deciding if self.program.values(c, ENUMERATE) is not None]
+        return tuple(listed[:1]), self.varied[: 2 - len(listed[:1])]
 
     # -- at the reference point ---------------------------------------------------------------------------------------
 
     def anchor(self, theta: Array, finer: int = 1, even: bool = False) -> Anchor:
-        """Cells and slopes at a reference point; `finer` times as many along each predictor that is cut, or all as wide."""
-        offset, q = self._forms(theta)
-        edges = {}
-        count = finer * (CELLS if len(self.axes) == 1 else CELLS_EACH)
-        for axis in self.axes:
-            whole = self.region.range(jnp.zeros(()), q[axis])
-            edges[str(axis)] = _even(whole, count) if even else cut_evenly(whole, count)
+        """Cells and slopes at a reference point; `finer` times as many along each base number that is cut, or all as wide."""
+        derivatives, forms = jax.jacfwd(lambda t: self._forms((t,)) * 2, has_aux=True)(theta)
+        count = finer * (CELLS if len(self.columns) + len(self.axes) == 1 else CELLS_EACH)
+        cut = cut_evenly if even else cut_for_ends
+        edges = {f"column{c}": self._column_edges(c, count, cut) for c in self.columns}
+        edges |= {f"base{a}": cut(self.region.range(jnp.zeros(()), forms.slopes[a]), count) for a in self.axes}
         if edges:
             cells = product_of_cells(edges)
-            low, high = (jnp.stack([cells[str(a)][end] for a in self.axes], axis=1) for end in (0, 1))
+            low, high = (jnp.stack([cell[end] for cell in cells.values()], axis=1) for end in (0, 1))
         else:
             low = high = jnp.zeros((1, 0))
-        directions = q[np.array(self.axes, dtype=int)]
+        directions = jnp.concatenate(
+            [np.eye(self.region.size)[np.array(self.columns, dtype=int)], forms.slopes[np.array(self.axes, dtype=int)]]
+        )
 
-        def slopes(low: Array, high: Array) -> tuple[Interval, Interval]:
-            slabs = self._slabs(directions, low, high)
-            bounds = self._within(offset, q, slabs)
-            first = self._jet(bounds).first
-            return bounds, Interval(*(jnp.broadcast_to(end, (len(q),)) for end in first))
+        def at(low: Array, high: Array) -> tuple[Interval, Interval, Interval]:
+            scope, out = self._walk((theta,), self._restricted(low, high), axes=self._slabs(directions, low, high))
+            bounds = Interval(*(jnp.stack([base.range[end] for base in scope.bases]) for end in (0, 1)))
+            return scope.atoms.here(), bounds, _smooth(pad_slopes(out.slopes, scope.width))
 
-        bounds, slope = jax.vmap(slopes)(low, high)
-        return Anchor(theta, directions, low, high, *bounds, *slope)
+        jacobian = jnp.concatenate([derivatives.offset[..., None], jnp.swapaxes(derivatives.slopes, -1, -2)], axis=-1)
+        counts = np.array([len(e.lo) for e in edges.values()], dtype=int)
+        atoms, bounds, slope = jax.vmap(at)(low, high)
+        return Anchor(theta, directions, low, high, counts, *atoms, jacobian, *bounds, *slope)
 
-    def _slabs(self, directions: Array, low: Array, high: Array) -> list[Slab]:
-        used = [self.tables[axis][:, 1:].any(axis=0) for axis in self.axes]
-        return [Slab(directions[i], low[i], high[i], used[i]) for i in range(len(self.axes))]
+    def _column_edges(self, column: int, count: int, cut: Callable[[Interval, int], Interval]) -> Interval:
+        """Cells of a column; of one with few values they are all one wide, and hold one value each."""
+        if (values := self.program.values(column, ENUMERATE)) is not None:
+            return Interval(jnp.asarray(values - 0.5), jnp.asarray(values + 0.5))
+        return cut(Interval(*(jnp.asarray(end[column]) for end in (self.region.lo, self.region.hi))), count)
 
-    def _forms(self, theta: Array) -> tuple[Array, Array]:
-        """Offset and coefficients over the atoms of every predictor, at a parameter."""
-        all_ = jnp.einsum("a,mab->mb", jnp.concatenate([jnp.ones(1), theta]), jnp.asarray(self.tables))
-        return all_[:, 0], all_[:, 1:]
+    def _restricted(self, low: Array, high: Array) -> dict[int, Interval]:
+        """Ranges of the columns that are cut, in one cell."""
+        listed = [self.program.values(c, ENUMERATE) is not None for c in self.columns]
+        return {
+            c: iv.point((low[i] + high[i]) / 2) if listed[i] else Interval(low[i], high[i])
+            for i, c in enumerate(self.columns)
+        }
 
-    def _along(self, direction: Array) -> tuple[Array, Array]:
-        """The same for the linear part along a direction."""
-        all_ = jnp.einsum("a,mab->mb", direction, jnp.asarray(self.tables[:, 1:]))
-        return all_[:, 0], all_[:, 1:]
+    def _slabs(self, directions: Array, low: Array, high: Array) -> list[Axis]:
+        """Cells of the base numbers that are cut; an axis ends with the last atom that it uses."""
+        sizes = [1 + int(np.flatnonzero(self.uses[axis]).max()) for axis in self.axes]
+        first = len(self.columns)
+        return [Axis(directions[i, :size], Interval(low[i], high[i])) for i, size in enumerate(sizes, first)]
 
-    def _within(self, offset: Array, q: Array, slabs: list[Slab]) -> Interval:
-        bounds = self.region.range(offset, q, slabs)
-        for slab, axis in zip(slabs, self.axes, strict=True):
-            bounds = Interval(
-                bounds.lo.at[axis].max(offset[axis] + slab.low), bounds.hi.at[axis].min(offset[axis] + slab.high)
-            )
-        return bounds
+    def _forms(self, thetas: tuple[Array, ...]) -> tuple[Forms, ...]:
+        """All base numbers at each of the parameters."""
+        scope, _ = self._walk(thetas)
 
-    def _jet(self, bounds: Interval) -> Jet:
-        def enter(table: np.ndarray) -> Interval:
-            if table[1:].any():
-                j = self.found.index(table)
-                return Interval(bounds.lo[j], bounds.hi[j])
-            row = jnp.asarray(self.found.pad(table)[0])
-            return self.region.range(row[0], row[1:])
+        def at(side: int, base: Base) -> tuple[Array, Array]:
+            return base.offset[side], pad_last(base.coefficients[side], self.region.size)
 
-        return self.program.jet(enter)
+        each = [[at(side, base) for base in scope.bases] for side in range(len(thetas))]
+        return tuple(Forms(*(jnp.stack(part) for part in zip(*found, strict=True))) for found in each)
 
     # -- for a pair -----------------------------------------------------------------------------------------------------
 
     def range(self, anchor: Anchor, theta: Array, theta_prop: Array, w: Array) -> tuple[Array, Array]:
         """Bound the scalar from below and above, for every record of the domain."""
-        forms = [self._along(t - anchor.theta) for t in (theta, theta_prop)]
-        forms += [self._along(theta_prop - theta), self._along((theta + theta_prop) / 2 - anchor.theta), self._along(w)]
-        here, there, delta, middle = (self.region.range(*form) for form in forms[:4])
-        spread = iv.hull(iv.hull(here, there), iv.point(jnp.zeros(())))
-        crossed = self._crossed(forms[2], forms[3], iv.magnitude(delta), iv.magnitude(middle))
-        parts = slice(None, len(crossed[0])), slice(len(crossed[0]), None)
+        points = (anchor.theta, theta, theta_prop)
+        start, here, there = self._forms(points)
+        step, middle = there - here, (here + there).times(jnp.asarray(0.5)) - start
+        # How the base numbers move beyond what their derivatives at the reference point say of delta - w; w, if they are linear.
+        extra = (step - self._along(anchor, theta_prop - theta)) + self._along(anchor, w)
+        lost = sum(jnp.abs(f.offset) + self.region.magnitude(f.slopes) for f in (start, here, there))
+        from_start, to_start, delta, off = (
+            self.region.range(*form) for form in (here - start, there - start, step, middle)
+        )
+        spread = iv.hull(iv.hull(from_start, to_start), iv.point(jnp.zeros(())))
+        crossed = self._crossed(step, middle, iv.magnitude(delta), iv.magnitude(off))
+        parts = slice(None, len(crossed.offset)), slice(len(crossed.offset), None)
+        asked = Forms(*(jnp.concatenate(pair) for pair in zip(crossed, extra, strict=True)))
 
         def cell(low: Array, high: Array, bounds: Interval, slope: Interval) -> tuple[Array, Array]:
             slabs = self._slabs(anchor.directions, low, high)
-            second = self._jet(iv.add(bounds, spread)).second
-            offset, q = (jnp.concatenate(pair) for pair in zip(crossed, forms[4], strict=True))
-            ranges = self.region.range(offset, q, slabs)
-            squares, extra = (Interval(*(end[part] for end in ranges)) for part in parts)
-            return self._combine(second, slope, delta, middle, extra, iv.square(squares))
+            given = iv.add(bounds, spread)
+            scope, out = self._walk(points, self._restricted(low, high), axes=slabs, twice=True, given=given)
+            ranges = scope.atoms.range(*asked)
+            squares, rest = (Interval(*(end[part] for end in ranges)) for part in parts)
+            rest = Interval(rest.lo - _ROUNDING * lost, rest.hi + _ROUNDING * lost)
+            return self._combine(_second(scope, out), slope, delta, off, rest, iv.square(squares))
 
         bounds = Interval(anchor.bound_low, anchor.bound_high)
         slope = Interval(anchor.slope_low, anchor.slope_high)
@@ -162,15 +242,17 @@ class Remainder:
         undefined = ~(low <= high)
         return jnp.where(undefined, -jnp.inf, low), jnp.where(undefined, jnp.inf, high)
 
-    def _crossed(
-        self, p: tuple[Array, Array], q: tuple[Array, Array], reach_p: Array, reach_q: Array
-    ) -> tuple[Array, Array]:
-        """Both combinations of every pair of predictors that look at the record, one after the other."""
+    def _along(self, anchor: Anchor, direction: Array) -> Forms:
+        """Derivatives of the base numbers along a direction of the parameter."""
+        found = jnp.einsum("d,mdb->mb", direction, anchor.jacobian)
+        return Forms(found[:, 0], found[:, 1:])
+
+    def _crossed(self, p: Forms, q: Forms, reach_p: Array, reach_q: Array) -> Forms:
+        """Both combinations of every pair of base numbers that look at the record, one after the other."""
         rows, columns = self._pairs()
         kappa = jnp.sqrt(jnp.maximum(reach_p[rows], 1e-150) / jnp.maximum(reach_q[columns], 1e-150))
-        one = p[0][rows] / kappa, p[1][rows] / kappa[:, None]
-        other = q[0][columns] * kappa, q[1][columns] * kappa[:, None]
-        return tuple(jnp.concatenate([a + b, a - b]) for a, b in zip(one, other, strict=True))  # type: ignore[return-value]
+        one, other = p.pick(rows).times(1 / kappa), q.pick(columns).times(kappa)
+        return Forms(*(jnp.concatenate(pair) for pair in zip(one + other, one - other, strict=True)))
 
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
         pairs = np.array([(j, k) for j in self.varied for k in self.varied], dtype=int).reshape(-1, 2)
@@ -199,10 +281,18 @@ class Remainder:
         return widen(Interval(low, high), size)
 
 
-def _even(whole: Interval, count: int) -> Interval:
-    """Cells of one width: where a number lies among them is one multiplication."""
-    edges = whole.lo + (whole.hi - whole.lo) * jnp.linspace(0.0, 1.0, count + 1)
-    return Interval(edges[:-1], edges[1:])
+def _smooth(slopes: Interval) -> Interval:
+    """Slopes of the base numbers; none is known where the number may jump."""
+    jumps = (slopes.lo[0] != 0) | (slopes.hi[0] != 0)
+    return Interval(jnp.where(jumps, -jnp.inf, slopes.lo[1:]), jnp.where(jumps, jnp.inf, slopes.hi[1:]))
+
+
+def _second(scope: Scope, out: Curved) -> Interval:
+    """Second derivatives in the base numbers; none are known where the number may jump."""
+    assert out.second is not None  # noqa: S101 (it was asked for)
+    jumps = (out.slopes.lo[0] != 0) | (out.slopes.hi[0] != 0)
+    low, high = (end[1:, 1:] for end in pad_slopes(out.second, scope.width, axes=2))
+    return Interval(jnp.where(jumps, -jnp.inf, low), jnp.where(jumps, jnp.inf, high))
 
 
 def _column(x: Interval) -> Interval:

@@ -1,4 +1,4 @@
-"""Names of operations and their rules.
+"""Names of operations and their rules: one entry serves values, slopes, second derivatives and single records alike.
 
 A rule takes the scope, the primitive's parameters and the abstract operands, and returns the abstract result. Where
 every operand is a constant the interpreter applies the primitive itself, so rules only see operands of which at least
@@ -35,6 +35,15 @@ def unsupported(name: str, why: str = "") -> Unsupported:
     return Unsupported(
         f"the certifier has no sound rule for the primitive {name!r} on values that depend on a record{why}; "
         "rewrite the model without it, or declare a bound with sf.Clip, sf.Lipschitz or sf.Range.",
+        primitive=name,
+    )
+
+
+def no_derivative(name: str) -> Unsupported:
+    """Refuse what has no proven second derivative."""
+    return Unsupported(
+        f"kernel='langevin' has no proven second derivative for the primitive {name!r} here; use kernel='guided', or "
+        "rewrite the model without it.",
         primitive=name,
     )
 

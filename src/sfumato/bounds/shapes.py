@@ -5,18 +5,29 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sfumato.bounds import interval as iv
-from sfumato.bounds.choices import truth
-from sfumato.bounds.interval import Array, Interval
+from sfumato.bounds import curved
+from sfumato.bounds.interval import Array
 from sfumato.bounds.moves import move
-from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, align, align_slopes, plain
+from sfumato.bounds.rules import unsupported
+from sfumato.bounds.values import Affine, Const, Curved, Scope, Truth, Value, align, at_each, plain
 
 _STRUCTURAL = (
     "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "rev", "copy", "copy_p", "concatenate", "pad",
     "split", "stack", "stop_gradient", "expand_dims", "optimization_barrier", "pvary",
 )  # fmt: skip
+
+
+def truth(value: Value) -> Truth:
+    """View a constant condition as one that may differ between parameters."""
+    if isinstance(value, Truth):
+        return value
+    if not isinstance(value, Const):
+        raise unsupported("convert_element_type", " (to a condition)")
+    several = jnp.stack([jnp.asarray(x, dtype=bool) for x in value.at])
+    return Truth(jnp.any(several, axis=0), ~jnp.all(several, axis=0), value.fixed)
 
 
 def structural_names() -> tuple[str, ...]:
@@ -30,11 +41,14 @@ def structural(apply: Callable[..., Any], *values: Value, scope: Scope) -> Any:
         return _move_constants(apply, values)  # type: ignore[arg-type]
     if any(isinstance(v, Truth) for v in values):
         parts = [truth(v) for v in values]
-        free = all(p.free for p in parts)
+        free, uses = all(p.free for p in parts), frozenset[int]().union(*(p.uses for p in parts))
         yes, no = apply(*(p.yes for p in parts)), apply(*(p.no for p in parts))
-        return _zip_outputs(lambda y, n: Truth(y, n, free), yes, no)
+        out = _zip_outputs(lambda y, n: Truth(y, n, free, uses), yes, no)
+        if isinstance(out, Truth) and len(parts) == 1 and (own := parts[0].indicator) is not None:
+            out.indicator = lambda: structural(apply, own(), scope=scope)
+        return out
     if any(isinstance(v, Curved) for v in values):
-        return move_curved(apply, [scope.curved(v) for v in values])
+        return _attach(curved.move(apply, [scope.curved(v) for v in values]), _moved_logs(apply, values))
     return _move_affine(apply, [scope.affine(v) for v in values])
 
 
@@ -46,13 +60,10 @@ def _zip_outputs(build: Callable[..., Value], *parts: Any) -> Any:
 
 def _move_constants(apply: Callable[..., Any], values: tuple[Const, ...]) -> Any:
     fixed = all(v.fixed for v in values)
-    run = partial(move, apply) if fixed else apply
-    first = run(*(v.at[0] for v in values))
-    second = first if fixed else run(*(v.at[1] for v in values))
+    found = at_each(partial(move, apply) if fixed else apply, *(v.at for v in values))
     positive = all(v.positive for v in values)
-    logs = _moved_logs(apply, values)
-    outs = _zip_outputs(lambda a, b: Const((a, b), fixed, positive), first, second)
-    return _attach(outs, logs)
+    outs = _zip_outputs(lambda *at: Const(at, fixed, positive), *found)
+    return _attach(outs, _moved_logs(apply, values))
 
 
 def _moved_logs(apply: Callable[..., Any], values: tuple[Value, ...]) -> Any:
@@ -91,37 +102,18 @@ def _move_affine(apply: Callable[..., Any], values: list[Affine]) -> Any:
     fixed = all(v.fixed for v in values)
     columns = _over_last(apply)
     run, run_columns = (partial(move, apply), partial(move, columns)) if fixed else (apply, columns)
-    sides = []
-    for side in (0,) if fixed else (0, 1):
-        offset = run(*(v.offset[side] for v in values))
-        with plain(fixed):
-            coefficients = align(*(v.coefficients[side] for v in values))
-        sides.append((offset, run_columns(*coefficients)))
-    sides *= 2 if fixed else 1
-    ids = move(apply, *(v.ids for v in values))
+    offset = at_each(run, *(v.offset for v in values))
+    with plain(fixed):
+        aligned = at_each(align, *(v.coefficients for v in values))
+    coefficients = [run_columns(*each) for each in aligned]
+    names = [move(apply, *(getattr(v, part) for v in values)) for part in ("ids", "factor", "shift")]
     uses = move(columns, *align(*(v.uses for v in values)))
     positive = all(v.positive for v in values)
 
-    def build(*parts: Array) -> Affine:
-        first, second, slopes, slopes_prop, names, used = parts
-        return Affine((first, second), (slopes, slopes_prop), names, used.astype(bool), fixed, positive)
+    count = len(offset)
 
-    outs = _zip_outputs(build, sides[0][0], sides[1][0], sides[0][1], sides[1][1], ids, uses)
-    return _attach(outs, _moved_logs(apply, tuple(values)))
+    def build(ids: np.ndarray, factor: np.ndarray, shift: np.ndarray, used: np.ndarray, *parts: Array) -> Affine:
+        return Affine(parts[:count], parts[count:], ids, factor, shift, used.astype(bool), fixed, positive)
 
-
-def move_curved(apply: Callable[..., Any], values: list[Curved]) -> Any:
-    """Move intervals and slopes."""
-    low, high = apply(*(v.bounds.lo for v in values)), apply(*(v.bounds.hi for v in values))
-    slopes = align_slopes(*(v.slopes for v in values))
-    columns = _over_last(apply)
-    slope_low = columns(*(s.lo for s in slopes))
-    exact = all(iv.is_point(s) for s in slopes)
-    slope_high = slope_low if exact else columns(*(s.hi for s in slopes))
-    free, positive = all(v.free for v in values), all(v.positive for v in values)
-
-    def build(lo: Array, hi: Array, slo: Array, shi: Array) -> Curved:
-        return Curved(Interval(lo, hi), iv.point(slo) if exact else Interval(slo, shi), free, positive)
-
-    outs = _zip_outputs(build, low, high, slope_low, slope_high)
+    outs = _zip_outputs(build, *names, uses, *offset, *coefficients)
     return _attach(outs, _moved_logs(apply, tuple(values)))

@@ -11,9 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sfumato.analysis.diagnostics import Interval, Row, intervals, shown_rows
+from sfumato.analysis.diagnostics import Interval, Row, decimals, intervals, shown_rows
 from sfumato.analysis.report.words import ending
-from sfumato.analysis.summary import decimals
 from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT, Verdict
 from sfumato.cli.output import console
 from sfumato.planner.advice import as_commands

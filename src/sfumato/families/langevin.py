@@ -1,5 +1,6 @@
 """A family in its natural parameter: the coordinates in which the log posterior is public plus linear in S_n."""
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import jax
@@ -66,6 +67,7 @@ def natural_bounds(family: Family) -> Bounds:
     return Bounds(range_, "exact" if family.exact else "certified", proven=True, statistic=True)
 
 
+@lru_cache(maxsize=64)
 def public_part(family: Family, model: Model, n: int) -> Any:
     r"""B: the log posterior without its data term, :math:`\log\eta(\varphi) - n A(\varphi)`."""
     return lambda phi: model.log_prior(phi) - n * family.log_partition(phi)

@@ -72,7 +72,7 @@ class LinearRegression(Family):
     prior
         On ``scale`` and ``coefficients``; by default :math:`1/\sigma^2\sim` Gamma(2, 2 (length of y/8)^2) and, given scale,
         the mean of y at the middle of x Normal about the middle of y, and slopes Normal about zero, independent, with standard
-        deviations 10 scale and 10 scale / half length of x_j, conjugate. Without an intercept: / largest |x_j|.
+        deviations 10 scale and 10 scale / half length of x_j, conjugate. Without an intercept: by the largest size of x_j.
     """
 
     x: Domain

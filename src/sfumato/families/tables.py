@@ -24,7 +24,7 @@ class Categorical(Family):
     r"""One of k categories.
 
     .. math:: S(y) = (1[y=0], \dots, 1[y=k-2]), \quad \varphi_j = \log\tfrac{p_j}{p_{k-1}}, \quad
-              A(\varphi) = \log\bigl(1 + \textstyle\sum_j e^{\varphi_j}\bigr)
+              A(\varphi) = \log\bigl(1 + \sum_j e^{\varphi_j}\bigr)
 
     The last category is the reference, so that phi is free. :math:`\nabla_2 S = \sqrt 2` (1 if k = 2).
 

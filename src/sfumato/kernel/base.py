@@ -1,7 +1,7 @@
 """What every kernel is: a frozen description with four pure functions on one chain.
 
-A kernel is a tree of arrays to JAX (`as_tree`): its matrices are arguments of compiled programs, so a second chain with other
-numbers compiles nothing, and chains may have a kernel each.
+A kernel is a tree of numbers to JAX (`as_tree`): step and matrices are arguments of compiled programs, so a second chain with
+other numbers compiles nothing, and chains may have a kernel each.
 """
 
 from collections.abc import Callable
@@ -102,23 +102,26 @@ class Streams:
         return np.log1p(-self.decisions.random(size))
 
 
-def as_tree(*arrays: str) -> Callable[[type[K]], type[K]]:
-    """Class decorator: a frozen dataclass whose named fields are arrays to JAX, and whose others are fixed.
+def as_tree(*arrays: str, fixed: tuple[str, ...] | None = None) -> Callable[[type[K]], type[K]]:
+    """Class decorator: the named attributes are numbers to JAX, arguments of every program that is given such an object.
 
-    What JAX hands back while it traces was checked when it was made, so it is not checked again.
+    What is fixed is part of a program, and has a hash: by default all other fields of a dataclass. What JAX hands back while it
+    traces was checked when it was made, so it is not checked again.
     """
 
     def register(kind: type[K]) -> type[K]:
-        fixed = [field.name for field in fields(kind) if field.name not in arrays]  # type: ignore[arg-type]
+        others = fixed
+        if others is None:
+            others = tuple(field.name for field in fields(kind) if field.name not in arrays)  # type: ignore[arg-type]
 
-        def flatten(kernel: K) -> tuple[list[Any], tuple[Any, ...]]:
-            return [getattr(kernel, name) for name in arrays], tuple(getattr(kernel, name) for name in fixed)
+        def flatten(made: K) -> tuple[list[Any], tuple[Any, ...]]:
+            return [getattr(made, name) for name in arrays], tuple(getattr(made, name) for name in others)
 
         def unflatten(rest: tuple[Any, ...], leaves: Any) -> K:
-            kernel = object.__new__(kind)
-            for name, value in (*zip(arrays, leaves, strict=True), *zip(fixed, rest, strict=True)):
-                object.__setattr__(kernel, name, value)
-            return kernel
+            made = object.__new__(kind)
+            for name, value in (*zip(arrays, leaves, strict=True), *zip(others, rest, strict=True)):
+                object.__setattr__(made, name, value)
+            return made
 
         jax.tree_util.register_pytree_node(kind, flatten, unflatten)
         return kind

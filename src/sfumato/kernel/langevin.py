@@ -21,7 +21,7 @@ from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
 
 @register
-@as_tree("matrix", "free")
+@as_tree("matrix", "step", "free")
 @dataclass(frozen=True)
 class Langevin:
     """Langevin steps in the natural parameter.

@@ -6,6 +6,7 @@ noise inside a vault; copies that were released before, from a bundle.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -14,6 +15,7 @@ from jax import lax
 
 from sfumato.kernel.base import Kernel
 from sfumato.kernel.penalty import Array, Draw, Heard, Move, State
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.kernel.step import decide_all, propose_all
 
 
@@ -60,8 +62,20 @@ class Priced(NamedTuple):
     clamp: Any = None
 
 
+First: TypeAlias = Callable[[Any, Any], tuple[Array, Array]]
+"""(held, fresh) -> answers to the first queries of a step, a row for each chain, and their quanta."""
+
+
 class Source(Protocol):
-    """Where a compiled chain gets its answers. `held` are its own numbers, `fresh` what is used up by one step."""
+    """Where a compiled chain gets its answers: its numbers are arguments of the compiled loop (`kernel.base.as_tree`).
+
+    `held` is what it holds of the records, `fresh` what is used up by one step.
+    """
+
+    @property
+    def first(self) -> First | None:
+        """Answers the first query of every chain; None for walks."""
+        ...
 
     def price(self, held: Any, states: State, kept: Any, move: Move) -> Priced:
         """Price of what the moves still lack."""
@@ -70,10 +84,6 @@ class Source(Protocol):
     def answer(self, held: Any, states: State, kept: Any, move: Move, priced: Priced, fresh: Any) -> tuple[Heard, Any]:
         """The answers; and what to keep of every chain that goes where it proposed (arrays, chains first)."""
         ...
-
-
-First: TypeAlias = Callable[[Any, Any], tuple[Array, Array]]
-"""(held, fresh) -> answers to the first queries of a step, a row for each chain, and their quanta."""
 
 
 class Looped(NamedTuple):
@@ -102,17 +112,17 @@ def compile_loop(
     source: Source,
     log_prior: Callable[[Array], Array],
     *,
-    first: First | None = None,
     copies: bool = False,
     each: bool = False,
     options: Mapping[str, bool | int | str] | None = None,
 ) -> Callable[..., tuple[Looped, Any]]:
     """Build the compiled loop.
 
+    A second chain on the same model finds the program of the first, whatever its numbers are: noise, steps, matrices, reference
+    point.
+
     Parameters
     ----------
-    first
-        Answers the first query of every chain, for kernels that have one.
     copies
         Whether answers are made from second copies of the statistic, which the transcript shows.
     each
@@ -129,12 +139,22 @@ def compile_loop(
     state (`pending`), so that the step goes on where it stopped. It is never drawn anew, which would favour cheap moves, and
     never counted as a rejection.
     """
+    return partial(_program(log_prior, copies, each, tuple(sorted((options or {}).items()))), source)
 
-    def step(held: Any, kernel: Kernel, states: State, kept: Any, draw: Draw, fresh: Any, left: Array) -> Any:
+
+@shared_program
+def _program(
+    log_prior: Callable[[Array], Array], copies: bool, each: bool, options: tuple[tuple[str, Any], ...]
+) -> Callable[..., tuple[Looped, Any]]:
+    """The loop, and whatever was compiled of it in this process: a function of a source and of what `compile_loop` says."""
+
+    def step(
+        source: Source, held: Any, kernel: Kernel, states: State, kept: Any, draw: Draw, fresh: Any, left: Array
+    ) -> Any:
         heard_first, charge = None, jnp.zeros((), jnp.int64)
-        if first is not None:
+        if source.first is not None:
             waiting = jnp.isfinite(states.pending[0, 0])
-            drawn, quanta = first(held, fresh)
+            drawn, quanta = source.first(held, fresh)
             heard_first, charge = jnp.where(waiting, states.pending, drawn), jnp.where(waiting, 0, quanta)
         move = propose_all(kernel, log_prior, states, draw, heard_first, each)
         priced = source.price(held, states, kept, move)
@@ -161,10 +181,11 @@ def compile_loop(
         return take, for_first, for_both, charge, priced.quanta, heard_first
 
     def run(
-        held: Any, kernel: Kernel, states: State, kept: Any, draws: Draw, fresh: Any, limit: Array, allowance: Array
-    ) -> tuple[Looped, Any]:
+        source: Source, held: Any, kernel: Kernel, states: State, kept: Any, draws: Draw, fresh: Any, limit: Array,
+        allowance: Array,
+    ) -> tuple[Looped, Any]:  # fmt: skip
         size, most = len(draws.log_u), steps_within(limit, draws, fresh)
-        out = _blank(size, states, first is not None, copies)
+        out = _blank(size, states, source.first is not None, copies)
 
         def goes_on(carry: Any) -> Array:
             return carry[-1] & (carry[0] < most)
@@ -173,7 +194,7 @@ def compile_loop(
             i, states, kept, out, spent, _, _ = carry
             draw, now = jax.tree.map(lambda rows: lax.dynamic_index_in_dim(rows, i, keepdims=False), (draws, fresh))
             take, for_first, for_both, charge, second, heard_first = step(
-                held, kernel, states, kept, draw, now, allowance - spent
+                source, held, kernel, states, kept, draw, now, allowance - spent
             )
 
             def taken() -> Any:
@@ -196,7 +217,7 @@ def compile_loop(
         steps, states, kept, out, spent, needed, _ = lax.while_loop(goes_on, body, start)
         return Looped(states, out, steps, spent, needed), kept
 
-    return jax.jit(run, donate_argnums=(3,), compiler_options=dict(options) if options else None)
+    return jax.jit(run, donate_argnums=(4,), compiler_options=dict(options) if options else None)
 
 
 def _column(accepted: Array, values: Array) -> Array:

@@ -20,7 +20,7 @@ from sfumato.kernel.penalty import Array, Draw, State, Weighed
 
 
 @register
-@as_tree("matrix", "centre", "information", "trust", "free")
+@as_tree("matrix", "step", "centre", "information", "trust", "free")
 @dataclass(frozen=True)
 class ReferenceLangevin(Langevin):
     r"""Langevin steps around a reference point; `public` is the log prior.

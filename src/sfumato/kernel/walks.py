@@ -90,7 +90,7 @@ class Walk:
 
 
 @register
-@as_tree("matrix", "free")
+@as_tree("matrix", "step", "free")
 @dataclass(frozen=True)
 class Guided(Walk):
     r"""Guided walk: :math:`\theta' = \theta + p_j \ell s D_j`, keep the sign :math:`p_j` if accepted, flip it if not.
@@ -138,7 +138,7 @@ class Guided(Walk):
 
 
 @register
-@as_tree("matrix", "free")
+@as_tree("matrix", "step", "free")
 @dataclass(frozen=True)
 class Componentwise(Walk):
     r"""One direction at a time: :math:`\theta' = \theta + s z D_j`, j uniform, z standard normal.
@@ -167,7 +167,7 @@ class Componentwise(Walk):
 
 
 @register
-@as_tree("matrix", "free")
+@as_tree("matrix", "step", "free")
 @dataclass(frozen=True)
 class RandomWalk(Walk):
     r"""Random walk :math:`\theta' = \theta + s D z`, z standard normal.

@@ -68,7 +68,7 @@ class Data(Table, frozen=True):
     precision
         How records are evaluated; float32 is faster, never less private.
     engine
-        Who evaluates the records: the node, or Ray, for a table larger than that.
+        Who evaluates the records: the node, or Ray, for a larger table.
     address
         With engine ray: a cluster of yours; by default one is started here, for this node alone.
     workers
@@ -147,7 +147,7 @@ class Listen(Table, frozen=True):
 
 
 class Limits(Table, frozen=True):
-    """What one visitor may take of the machine; see docs/node.md.
+    """What one visitor may take of the machine; see docs/how-to/run-a-node.md.
 
     Attributes
     ----------
@@ -349,7 +349,7 @@ tokens = "tokens.json"         # hashed tokens; made by `sfumato token add`
 path = "{data}"                # Parquet or CSV; only the vault opens it
 outside = "refuse"             # or "clamp": what happens to records outside the domain
 # precision = "float64"        # or "float32": faster, never less private
-# engine = "ray"               # "process" by default; "ray": a table larger than that, path = "visits/*.parquet" (docs/ray.md)
+# engine = "ray"               # "process" by default; "ray": a larger table, path = "visits/*.parquet" (docs/how-to/ray.md)
 # workers = 2                  # so many processes of Ray's hold the table; one a core by default
 # address = "head:6379"        # on a cluster of yours; without it one is started here, on loopback, for this node alone
 
@@ -379,7 +379,7 @@ port = 8750
 # names = ["node.hospital.example"]              # under which others reach it; any other Host is refused
 # origins = ["https://node.hospital.example"]    # web pages that may talk to it; its own console may anyway
 
-[limits]                       # what one visitor may take of the machine; see docs/node.md
+[limits]                       # what one visitor may take of the machine; see docs/how-to/run-a-node.md
 {limits}"""
 
 MODEL = '''"""One question, answered yes or no; the share of the population that would say yes is unknown."""

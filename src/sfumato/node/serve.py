@@ -21,6 +21,7 @@ from sfumato.errors import InvalidInput
 from sfumato.node.config import Limits, Listen, OwnerFile, check_listen
 from sfumato.node.service import make_app
 from sfumato.node.state import Node
+from sfumato.tools.kept_programs import kept_programs
 
 PING_SECONDS = 20.0
 """Until a ping, and from its answer to the next. An analyst who is busy elsewhere answers none, for as long as it may be idle."""
@@ -206,7 +207,7 @@ def serve(file: OwnerFile, *, dev: bool = False, announce: Callable[[], None] = 
     # Answers are small: computed in the thread that asks, they need not wait for another one to wake up.
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # type: ignore[no-untyped-call]
     jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]  # once, not at every answer
-    with held(file.listen) as sockets:
+    with kept_programs(), held(file.listen) as sockets:
         node = Node(file)
         try:
             server = server_for(node, dev=dev)

@@ -36,6 +36,7 @@ from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import join, plain_fields
 from sfumato.privacy.statement import Statement
 from sfumato.study.target import make_study
+from sfumato.tools.kept_programs import kept_programs
 from sfumato.tools.notebook import card
 from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.ledger import Ledger
@@ -121,7 +122,7 @@ class Bundle:
     id
         Random name; two bundles with the same one are the same release.
     n, copies, size
-        Records behind it, k, and the length of the statistic.
+        Number of records behind the bundle, number of copies, and length of the statistic.
     xi
         Noise variance per coordinate of one copy.
     sensitivity
@@ -292,6 +293,7 @@ def check_distinct(family: Family, bundles: Sequence[Bundle]) -> None:
         raise BundleError(f"bundle {twice} is given twice; its records would be counted twice. Pass each bundle once.")
 
 
+@kept_programs()
 def release(
     family: Family,
     data: Any,

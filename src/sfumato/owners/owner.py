@@ -20,9 +20,9 @@ class Owner:
         What the owner is called in messages, plans and statements; different for every owner.
     epsilon, delta
         What this owner promises to everyone whose record it holds, against the analyst and the other owners together.
-        Left out, those given to `sample` hold.
+        Without them, those given to `sample` hold.
     domain
-        The set this owner's records live in, where it is another than the one given to `sample`. A tighter domain costs less.
+        The set this owner's records live in, if it differs from the one given to `sample`. A tighter domain costs less.
     outside
         "refuse" or "clamp": what happens to records outside it.
     ledger
@@ -32,7 +32,7 @@ class Owner:
     precision
         "float64" or "float32" evaluation of records.
     n
-        Number of records, where it is known: `plan`, which opens no table, needs it, and a table that has another is refused.
+        Number of records. `plan` opens no table, so it needs the number. A table with another number is refused.
     """
 
     def __init__(

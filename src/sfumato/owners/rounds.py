@@ -26,6 +26,7 @@ from sfumato.errors import BadAnswer, BudgetSpent, InvalidInput, OwnerError, Own
 from sfumato.kernel import Draw, Heard, Kernel, Langevin, Move, ReferenceLangevin, State
 from sfumato.kernel.langevin import asked_sigma
 from sfumato.kernel.loop import Transcript
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.kernel.step import decide_all, propose_all
 from sfumato.model import Model, derivatives
 from sfumato.owners.ahead import Statistics, Summed
@@ -468,37 +469,20 @@ class _Step:
         self._rounds, self._sigma, self._gamma, self._first = rounds, sigma, gamma, first
         self._ask = QUESTIONS[kernel.second]
         self._kernel = jax.tree.map(lambda part: jnp.asarray(part, jnp.float64), kernel)
-        shift = first.shift if first is not None else None
-
-        @jax.jit
-        def moves(kernel: Kernel, states: State, draw: Draw, numbers: Array) -> tuple[Array, Move]:
-            t_noisy = None if first is None else first.read(numbers)
-            return t_noisy, propose_all(kernel, log_prior, states, draw, t_noisy)
-
-        @jax.jit
-        def decisions(
-            kernel: Kernel, states: State, draw: Draw, move: Move, numbers: Array, answered: Array, sigma: Array
-        ) -> tuple[State, Array, Array]:
-            heard = lattice.heard(numbers, answered, gamma, sigma)
-            if shift is not None:
-                heard = lattice.shifted(heard, move.along, shift)
-            moved, accepted = decide_all(kernel, log_prior, states, draw, move, heard)
-            return moved, accepted, heard.d_n_noisy
-
-        self._propose, self._decide = moves, decisions
+        self._propose, self._decide = _proposing(log_prior), _deciding(log_prior)
 
     def step(self, states: State, draw: Draw) -> tuple[State, Transcript]:
         """Take one; whoever cannot answer raises, and nothing has moved."""
         rounds, chains = self._rounds, len(states.theta)
         numbers = None if self._first is None else rounds.statistics().numbers
-        t_noisy, move = self._propose(self._kernel, states, draw, numbers)
+        t_noisy, move = self._propose(self._kernel, states, draw, self._first, numbers)
         asked = rounds.may_ask(move.theta_prop, move.possible)
         answer = _nothing(chains, len(rounds.doors))
         if asked.any():
             answer = rounds.ask_step(*self._ask(np.asarray(states.theta), move, asked), chains, self._gamma)
         sigma = _total_sigma(self._sigma, answer.extra_variance)
         moved, accepted, d_n_noisy = self._decide(
-            self._kernel, states, draw, move, answer.numbers, answer.answered, sigma
+            self._kernel, states, draw, move, self._first, self._gamma, answer.numbers, answer.answered, sigma
         )
         row = Transcript(
             theta=np.asarray(moved.theta),
@@ -511,6 +495,36 @@ class _Step:
             widths=answer.widths,
         )
         return moved, row
+
+
+@shared_program
+def _proposing(log_prior: Callable[[Array], Array]) -> Callable[..., tuple[Array, Move]]:
+    """Compile a proposal: a second run on the same model, with other numbers, compiles nothing."""
+
+    def run(
+        kernel: Kernel, states: State, draw: Draw, first: "_Statistic | None", numbers: Array
+    ) -> tuple[Array, Move]:
+        t_noisy = None if first is None else first.read(numbers)
+        return t_noisy, propose_all(kernel, log_prior, states, draw, t_noisy)
+
+    return jax.jit(run)
+
+
+@shared_program
+def _deciding(log_prior: Callable[[Array], Array]) -> Callable[..., tuple[State, Array, Array]]:
+    """Compile a decision."""
+
+    def run(
+        kernel: Kernel, states: State, draw: Draw, move: Move, first: "_Statistic | None", gamma: Array, numbers: Array,
+        answered: Array, sigma: Array,
+    ) -> tuple[State, Array, Array]:  # fmt: skip
+        heard = lattice.heard(numbers, answered, gamma, sigma)
+        if first is not None and first.shift is not None:
+            heard = lattice.shifted(heard, move.along, first.shift)
+        moved, accepted = decide_all(kernel, log_prior, states, draw, move, heard)
+        return moved, accepted, heard.d_n_noisy
+
+    return jax.jit(run)
 
 
 class _CopyStep:

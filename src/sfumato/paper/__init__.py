@@ -1,7 +1,7 @@
 """The paper as functions: every result of "On the Use of Penalty MCMC for Differential Privacy" (Yıldırım 2016).
 
-Pure NumPy and SciPy; importing it loads neither JAX nor matplotlib. `docs/paper.md` lists each definition, assumption,
-result, algorithm and remark with its function, its test and its figure, and the slips with numeric witnesses.
+Pure NumPy and SciPy; importing it loads neither JAX nor matplotlib. `docs/explanation/paper.md` lists each definition,
+assumption, result, algorithm and remark with its function, its test and its figure, and the slips with numeric witnesses.
 
 `lab` computes chains on finite spaces exactly; `figures` draws the pictures the paper does not have.
 """

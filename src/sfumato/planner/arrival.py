@@ -6,8 +6,7 @@ noncentrality is the squared distance over :math:`\sigma^2`.
 """
 
 import numpy as np
-from scipy.special import chndtr
-from scipy.stats import chi2
+from scipy.special import chdtri, chndtr, gammaincinv
 
 SURPRISING = 1e-3
 """Level at which a gradient is too long for the noise in it and in the step that led there: it is looked at with suspicion."""
@@ -19,12 +18,12 @@ CONFIDENCE = 0.99
 
 def is_noise(square: float, variance: float, dim: int, level: float = SURPRISING) -> bool:
     """Whether a gradient of this squared length is what noise of this variance in every coordinate may look like."""
-    return bool(square <= variance * chi2.isf(level, dim))
+    return bool(square <= variance * chdtri(dim, level))
 
 
 def noise_length(sigma: float, dim: int) -> float:
     """Upper limit of the length of noise alone, at the same confidence."""
-    return float(sigma * np.sqrt(chi2.ppf(CONFIDENCE, dim)))
+    return float(sigma * np.sqrt(2 * gammaincinv(dim / 2, CONFIDENCE)))
 
 
 def upper_limit(square: float, sigma: float, dim: int) -> float:

@@ -56,8 +56,8 @@ class Looked(NamedTuple):
 class Point(NamedTuple):
     """Where the pilot is: the parameter, the information it believes in, and how far that may be off (whitened).
 
-    `reached`: variance, in every whitened coordinate, of where the point is: of the gradient that led here, or of a later one that
-    was no longer than its noise.
+    `reached`: variance, in every whitened coordinate, of where the point is: of the gradient that led here, or of a later one
+    that was no longer than its noise.
     """
 
     theta: np.ndarray

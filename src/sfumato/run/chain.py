@@ -44,6 +44,8 @@ LOOK_SECONDS = 2.0
 """How often whoever watches is told how many effective draws there are."""
 LOOKED_AT = 20
 """Parameters that are looked at for that."""
+FIRST_TERMS = 4_000_000
+"""Record evaluations of the first compiled call: draws are there a moment after it was compiled."""
 CHEAP_CHUNK = 4096
 """Steps per compiled call where a step makes no pass over the records."""
 _HEADROOM = 1.2  # reserved over expected cost of a chunk: rarely a second reservation, little to forfeit in a crash
@@ -107,6 +109,8 @@ def draw(
             if watched and alarmed(chain):  # also the first thing that is asked of a chain that was taken up again
                 return StopReason.NOT_MIXING
             want = min(size, hard - chain.steps)
+            if not (chain.steps or cheap):
+                want = min(want, max(FIRST_TERMS // (access.rows * chains), 1))
             try:
                 chunk = access.chunk(
                     chain.states,

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from sfumato.analysis.noise_aware import from_copies
 from sfumato.errors import BundleError, InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import AUTO, Draw, Heard, Kernel, Langevin, Move, State, asks_first
+from sfumato.kernel.base import as_tree
 from sfumato.kernel.langevin import SplitCopy
 from sfumato.kernel.loop import Priced, Transcript, compile_loop
 from sfumato.model import Model
@@ -49,6 +50,7 @@ CHUNK = 1 << 16
 """Steps (of all chains together) per compiled call: a fraction of a second, so that progress moves and Ctrl-C is heard."""
 
 
+@as_tree("kernel", "n", "xi", "root_cost")
 @dataclass(frozen=True, eq=False)
 class Question:
     """What is computed, step after step.
@@ -84,10 +86,12 @@ class Judged(NamedTuple):
     sigma: Array
 
 
+@as_tree("question")
 @dataclass(frozen=True, eq=False)
 class Copies:
     """Copies for the compiled loop: `fresh` is one for each chain, `kept` the natural parameters. Nothing is charged here."""
 
+    first: ClassVar[None] = None
     question: Question
 
     def natural(self, theta: Array) -> Natural:
@@ -127,6 +131,7 @@ class TwoCopies(NamedTuple):
     second: Array
 
 
+@as_tree("kernel", "root_cost")
 @dataclass(frozen=True, eq=False)
 class Corrections:
     """Copies for Langevin steps in the compiled loop; see `planner.bundles.plan_langevin`. Nothing is charged here."""
@@ -229,7 +234,7 @@ class CopiesAccess:
                 own = cast(Langevin, kernel)
                 langevin, self._averaged = Corrections(own, dearest), own.averaged
                 self._split = SplitCopy(np.eye(len(own.matrix)) * xi / own.averaged, own.proposal_sigma**2)
-                self._loop = compile_loop(langevin, self._model.log_prior, first=langevin.first, copies=True)
+                self._loop = compile_loop(langevin, self._model.log_prior, copies=True)
                 self._carried: Any = jnp.zeros((len(states.theta), 0))
             else:
                 walk = Copies(Question(self._family, self._model, kernel, self.n, xi, dearest))

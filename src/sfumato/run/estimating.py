@@ -45,12 +45,14 @@ from sfumato.run.request import Request, make_request
 from sfumato.run.settling import promised, set_shares, settle
 from sfumato.run.terms import Terms, make_terms
 from sfumato.study.target import Study
+from sfumato.tools.kept_programs import kept_programs
 from sfumato.tools.progress import Tick, stage, ticker
 from sfumato.vault.ledger import Ledger
 
 _ROOM = 0.999  # of the budget that is asked for: charges are rounded up
 
 
+@kept_programs()
 def estimate(
     model: Model | Family | Callable[..., Any],
     data: Any,

@@ -62,6 +62,7 @@ from sfumato.run.request import Request, make_request
 from sfumato.run.settling import box, promised, set_shares, settle
 from sfumato.run.terms import Terms, find_model, make_terms
 from sfumato.study.target import Study, make_study
+from sfumato.tools.kept_programs import kept_programs
 from sfumato.tools.progress import Tick, show_plan, stage, ticker
 from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault.ledger import Ledger
@@ -71,6 +72,7 @@ ASKED_AHEAD = 0.8
 """Share of the planned steps whose statistics Langevin asks for ahead: the budget may end a little before the plan does."""
 
 
+@kept_programs()
 def sample(
     model: Model | Family | Callable[..., Any],
     data: Any,
@@ -105,22 +107,22 @@ def sample(
         A NumPyro model function whose arguments are the columns, a `Model` (`from_pymc` makes one), or a family such as
         `families.Bernoulli()`.
     data
-        Dict of arrays, DataFrame, or path of a Parquet or CSV file (columns of these two that the domain does not name are
-        ignored; a dict that has others is refused, unless `columns` is given). Or a `Bundle`, or a list of them, one per
-        owner: then the model is their family, and everything about records and budget was settled when they were released.
-        Or a list of owners, each private against all the others: `Owner` (records in this process), what `connect` gives,
-        bundles, in any mix; or one of them.
+        A dict of arrays, a DataFrame, or the path of a Parquet or CSV file. Columns of a DataFrame or a file that the domain
+        does not name are ignored. A dict with such columns is refused, unless `columns` is given. Or a `Bundle`, or a list of
+        them, one per owner: then the model is their family, and records and budget were settled when they were released. Or
+        an owner, or a list of owners, each private against all the others: `Owner` (records in this process), what `connect`
+        gives, and bundles, in any mix.
     domain
         The set each column's values live in: public, declared by the owner. A family brings its own.
     epsilon, delta
         The guarantee for everything this run releases. The owner must choose; only a bundle has its own.
     n
-        Number of records, where it was stated beforehand (it is public): a table that has another is refused.
+        Number of records, if it was stated beforehand (it is public). A table with another number is refused.
     kernel
-        "auto", or one by its name: "guided", "componentwise", "random-walk", "langevin", or what was registered besides.
+        "auto", or a name: "langevin", "guided", "componentwise", "random-walk", or a kernel that was registered besides.
     sensitivity
-        "auto": proven where the program has rules for it, else searched for over the domain, with a margin, and enforced.
-        "certify" insists on a proof. `Clip`, `Lipschitz`, `Range` state the width.
+        How far one record can move an answer. "auto": proven if the program has rules for a proof, else searched for over the
+        domain, with a margin; enforced either way. "certify" insists on a proof. `Clip`, `Lipschitz`, `Range` state the width.
     outside
         "refuse" or "clamp": what happens to records outside the domain.
     chains, seed
@@ -137,11 +139,11 @@ def sample(
         Steps per chain at the most, from 1 (with `max_iterations`, the smaller of the two); otherwise until the budget is
         spent.
     pilot_share
-        Share of the budget for the pilot (a tenth; less for Langevin on a family); 0 starts at the guess with what made-up
-        records say about scale.
+        Share of the budget for the pilot; by default the plan chooses, a tenth at the most. With 0 there is no pilot: the
+        chain starts at the guess, and made-up records say what scale to expect.
     truncate
-        For the random walk: a bound on every (unconstrained) coordinate's move, as the paper's Assumption 4 wants it. The
-        walk then moves coordinates independently, whatever their correlation.
+        For the random walk: a bound on every (unconstrained) coordinate's move, as the paper's Assumption 4 asks. The walk then
+        moves coordinates independently, whatever their correlation.
     precision
         "float64" or "float32" evaluation of records.
     force
@@ -219,6 +221,7 @@ def sample(
         return _finish(chain, opened, limit, kept, tick)
 
 
+@kept_programs()
 def resume(
     folder: str | Path,
     data: Any,
@@ -314,6 +317,7 @@ def _given_again(terms: Terms, data: Any, ledger: Ledger | None) -> Given:
     return Given(ledger=ledger, promises=promises, **settings | {"columns": settings.get("columns") or None})
 
 
+@kept_programs()
 def plan(
     model: Model | Family | Callable[..., Any],
     owner: Any = None,
@@ -333,9 +337,8 @@ def plan(
 ) -> Plan:
     """Plan a study: what (epsilon, delta) will buy on n records. Spends nothing and sees no data.
 
-    `owner` is what `connect` gave: the number of records and the domain then come from there. Or a list of owners, as for
-    `sample`; of those with records in this process, n must be stated (`Owner(..., n=...)`). See `sample` for the other
-    parameters.
+    `owner` is what `connect` gave; the number of records and the domain then come from its node. Or `owner` is a list of owners,
+    as for `sample`. An owner with records in this process needs `n`: `Owner(..., n=...)`. See `sample` for the other parameters.
     """
     request = make_request(
         kernel=kernel, truncate=truncate, iterations=(None, max_iterations), sensitivity=sensitivity, chains=chains,

@@ -10,9 +10,11 @@ from sfumato.bounds import CERTIFY
 from sfumato.domain import Domain
 from sfumato.model.base import theta_of
 from sfumato.study.target import make_study
+from sfumato.tools.kept_programs import kept_programs
 from sfumato.tools.quick_jit import quick_jit
 
 
+@kept_programs()
 def certify(
     model: Any,
     domain: Mapping[str, Domain] | None,

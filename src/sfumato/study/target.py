@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sfumato.bounds import CERTIFY, FROM_THE_MODEL, Bounds, bounds_for
-from sfumato.bounds.certifier import canonical_log_likelihood
+from sfumato.bounds.program import canonical_log_likelihood
 from sfumato.bounds.reference import Reference, ReferenceBounds
 from sfumato.bounds.searched import BestReference
 from sfumato.domain import Domain, check_record_domain
@@ -279,9 +279,14 @@ def _natural(family: Family) -> tuple[Model, Bounds]:
 
 def _family_study(family: Family, domain: Mapping[str, Domain] | None, sensitivity: Any) -> Study:
     own = _own_domain(family, domain)
-    built = family.to_model()
+    built = _built(family)
     bounds = _exact(family) if isinstance(sensitivity, str) and sensitivity in FROM_THE_MODEL else None
     return Study(built, own, bounds or bounds_for(built, own, sensitivity), family)
+
+
+@lru_cache(maxsize=_KEPT)
+def _built(family: Family) -> Model:
+    return family.to_model()
 
 
 @lru_cache(maxsize=_KEPT)

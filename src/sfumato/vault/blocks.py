@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from sfumato.domain import Domain
@@ -19,6 +20,11 @@ LEAN: dict[str, bool | int | str] = {"xla_cpu_use_fusion_emitters": False}
 """XLA's options for large programs over blocks: its older emitters take a third of the memory to compile them (54 MB instead of
 190 for a chain around a reference point), and the program is as fast. Measured in float64, every bit of it is the same; in
 float32 that of lgamma is not, and sums over a large table may differ in their last bits from those of a node."""
+
+
+WIDE: dict[str, bool | int | str] = {"xla_cpu_prefer_vector_width": 512}
+"""XLA's options for the chain: as many records to an instruction as the processor has room for (XLA's own choice is half of
+it). The arithmetic of a record is the same, and so is every bit of it; a processor without such registers does not mind."""
 
 
 @closed("records")
@@ -49,6 +55,10 @@ class Evaluation(NamedTuple):
     domain: Mapping[str, Domain]
     precision: str
 
+    def __hash__(self) -> int:
+        """Compiled sums are kept by how records are evaluated."""
+        return hash((self.model, tuple(sorted(self.domain.items(), key=lambda item: item[0])), self.precision))
+
     def typed(self, rows: Rows, precision: str = "") -> dict[str, Array]:
         """Columns as models see them: whole numbers, and reals in this precision or another one."""
         return {
@@ -78,15 +88,37 @@ def add_up(terms: Array, rows: Rows, axis: int) -> Array:
 
 
 def sum_over_blocks(rows: Rows, block_sum: Callable[[Rows], Array], zero: Array) -> Array:
-    """Add `block_sum` of every block of rows to `zero`: whole blocks in a compiled loop, then the rest."""
-    whole = rows.number // BLOCK * BLOCK
-    total = zero
-    if whole:
+    """Add `block_sum` of every block of rows to `zero`, in a compiled loop.
 
-        def add(i: Array, total: Array) -> Array:
-            return total + block_sum(jax.tree.map(lambda v: lax.dynamic_slice_in_dim(v, i * BLOCK, BLOCK), rows))
+    The last block ends where the rows end, so it begins among rows of the one before it. Those stand for nobody in it: one
+    program is compiled for all blocks, and every row is added once.
+    """
+    if rows.number <= BLOCK:
+        return zero + block_sum(rows)
 
-        total = lax.fori_loop(0, whole // BLOCK, add, total)
-    if whole < rows.number:
-        total = total + block_sum(jax.tree.map(lambda column: column[whole:], rows))
-    return total
+    def add(i: Array, total: Array) -> Array:
+        start, block = _block(rows, i)
+        if rows.number % BLOCK:
+            new = (start + jnp.arange(BLOCK) >= i * BLOCK).astype(jnp.int64)
+            block = block._replace(counts=new if block.counts is None else block.counts * new)
+        return total + block_sum(block)
+
+    return lax.fori_loop(0, -(-rows.number // BLOCK), add, zero)
+
+
+def map_blocks(rows: Rows, of_block: Callable[[Rows], Array], width: int, precision: str) -> Array:
+    """Vectors of every row, shape (row, width), block by block: those of rows in two blocks are written twice, the same."""
+    if rows.number <= BLOCK:
+        return of_block(rows)
+
+    def write(i: Array, found: Array) -> Array:
+        start, block = _block(rows, i)
+        return lax.dynamic_update_slice_in_dim(found, of_block(block), start, 0)
+
+    return lax.fori_loop(0, -(-rows.number // BLOCK), write, jnp.zeros((rows.number, width), precision))
+
+
+def _block(rows: Rows, i: Array) -> tuple[Array, Rows]:
+    """Where a block begins, and its rows; the last one ends where the rows end."""
+    start = jnp.minimum(i * BLOCK, rows.number - BLOCK)
+    return start, jax.tree.map(lambda column: lax.dynamic_slice_in_dim(column, start, BLOCK), rows)

@@ -6,7 +6,7 @@ last round are kept, each with the parameter it belongs to, and a chain goes on 
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
@@ -17,9 +17,10 @@ from sfumato.bounds.body import Body
 from sfumato.bounds.reference import ReferenceBounds
 from sfumato.bounds.searched import BestReference
 from sfumato.errors import InvalidInput
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.model.spoken import unspoken
 from sfumato.study.target import Study
-from sfumato.vault.blocks import BLOCK, Evaluation, Rows
+from sfumato.vault.blocks import LEAN, Evaluation, Rows, map_blocks
 from sfumato.vault.closed import closed
 from sfumato.vault.counting import count_records
 from sfumato.vault.memory import release_memory
@@ -113,8 +114,6 @@ class LocalEngine:
         Public: the model and the domain.
     precision
         How records are evaluated.
-    compiled
-        Where compiled sums are kept: engines of one study with as many rows may share it.
     whole
         Rows of the table that these are a part of; what is kept in memory is bounded for all of it.
     """
@@ -125,7 +124,6 @@ class LocalEngine:
         study: Study,
         *,
         precision: str = "float64",
-        compiled: dict[Any, Callable[..., Any]] | None = None,
         whole: int | None = None,
     ) -> None:
         check_precision(precision)
@@ -137,7 +135,7 @@ class LocalEngine:
         self.load(records)
         self._whole = self._rows if whole is None else whole
         release_memory()
-        self._compiled: dict[Any, Callable[..., Any]] = {} if compiled is None else compiled
+        self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def load(self, records: Records) -> None:
         """Put these records in the place of those before."""
@@ -180,7 +178,7 @@ class LocalEngine:
         return self._records
 
     def program(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The program of this name, made if there is none yet."""
+        """The program of this name, looked for once: finding it among those of all studies takes longer than a small round."""
         if key not in self._compiled:
             self._compiled[key] = make()
         return self._compiled[key]
@@ -195,7 +193,7 @@ class LocalEngine:
 
     def terms(self, theta: Array) -> Array:
         """Terms of every row under every chain's theta. Private."""
-        score = self.program(("terms", len(theta)), lambda: jax.jit(self.how.terms_of_all))
+        score = self.program("terms", lambda: _terms_program(self.how))
         return score(self.records, jax.device_put(theta))
 
     def terms_at(self, theta: np.ndarray) -> tuple[Array, Array, np.ndarray]:
@@ -221,23 +219,14 @@ class LocalEngine:
     def vectors_at(self, body: Body | Balls) -> Array:
         """Vector of every row at a reference point, shape (row, d); kept for the next round. Private."""
         if self._vectors is None or not _same(self._vectors[0], body):
-            run = self.program("vectors", self._all_vectors)
+            run = self.program("vectors", lambda: _vectors_program(self.how, self.reference))
             self._vectors = body, run(self.records, jax.device_put(body))
         return self._vectors[1]
-
-    def _all_vectors(self) -> Callable[..., Any]:
-        how, vector = self.how, self.reference.vector
-
-        def run(rows: Rows, body: Body | Balls) -> Array:
-            typed = how.typed(rows, "float64")
-            return jax.lax.map(lambda record: vector(body, record).astype(how.precision), typed, batch_size=BLOCK)
-
-        return jax.jit(run)
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Drop kept terms and compiled sums."""
+        """Drop what is kept between rounds."""
         self._kept = self._vectors = None
         self._compiled.clear()
         release_memory()
@@ -246,6 +235,26 @@ class LocalEngine:
         """Let go of the records."""
         self.forget()
         self._records = None
+
+
+# -- programs, shared by all engines of this process: public, and records are their arguments ------------------------------
+
+
+@shared_program
+def _terms_program(how: Evaluation) -> Callable[..., Array]:
+    return jax.jit(how.terms_of_all)
+
+
+@shared_program
+def _vectors_program(how: Evaluation, reference: ReferenceBounds) -> Callable[..., Array]:
+    def run(rows: Rows, body: Body | Balls) -> Array:
+        def of_block(block: Rows) -> Array:
+            found: Array = jax.vmap(partial(reference.vector, body))(how.typed(block, "float64"))
+            return found.astype(how.precision)
+
+        return map_blocks(rows, of_block, how.model.dim, how.precision)
+
+    return jax.jit(run, compiler_options=LEAN)
 
 
 def _same(one: Body | Balls, other: Body | Balls) -> bool:

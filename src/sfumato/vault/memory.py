@@ -13,6 +13,8 @@ from contextlib import suppress
 
 import jax
 
+from sfumato.kernel.shared_programs import forget_programs
+
 LARGE = 1 << 24
 """Numbers in a table from which on its memory, 64 MB and more, and that of what was compiled are worth keeping apart."""
 
@@ -64,6 +66,7 @@ def forget_compiled() -> None:
     runs on a `LARGE` table, between their stages. A function of the caller's that was compiled before is compiled again when it
     is next called.
     """
+    forget_programs()
     jax.clear_caches()  # type: ignore[no-untyped-call]
     gc.collect()
     release_memory(code=True)

@@ -196,4 +196,4 @@ def _integer_sum(records: Records, family: Family, shape: Shape, gamma: float) -
     query = StatisticSum(family, np.eye(family.size), Box(lo, hi, np.zeros_like(lo)), gamma, centre)
     how = Evaluation(family.to_model(), family.domain, "float64")
     with jax.enable_x64(True):
-        return np.asarray(jax.jit(query.program(how))(records.on_device(), *query[1:]))
+        return np.asarray(query.program(how)(records.on_device(), *query[1:]))

@@ -9,10 +9,8 @@ For a process in which XLA has one thread (`sfumato.node.serve`).
 """
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
-from typing import Any
 
 import numpy as np
 
@@ -53,11 +51,9 @@ class ThreadedEngine:
         records = count_records(records, study.domain)
         self._count = records.n
         sizes = _sizes(records.n, threads) if records.counts is None else [records.n]
-        # Parts of one size are the same programs on other rows: what one compiles serves all.
-        compiled: dict[int, dict[Any, Callable[..., Any]]] = {size: {} for size in sizes}
         made = partial(LocalEngine, study=study, precision=precision, whole=records.n if len(sizes) > 1 else None)
         self._parts = [
-            made(records.part(end - size, size) if len(sizes) > 1 else records, compiled=compiled[size])
+            made(records.part(end - size, size) if len(sizes) > 1 else records)
             for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)
         ]
         self._shares = [self._parts[i::threads] for i in range(min(threads, len(self._parts)))]
@@ -103,7 +99,7 @@ class ThreadedEngine:
         return reduce(np.add, (future.result() for future in away), own)
 
     def forget(self) -> None:
-        """Drop kept terms and compiled sums."""
+        """Drop what is kept between rounds."""
         for part in self._parts:
             part.forget()
 

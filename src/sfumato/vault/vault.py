@@ -56,8 +56,6 @@ class LoopSource(Source, Protocol):
 
     Attributes
     ----------
-    first
-        Answers the first query of every chain; None for walks.
     options
         Of the compiler.
     noises
@@ -65,10 +63,7 @@ class LoopSource(Source, Protocol):
     """
 
     @property
-    def first(self) -> Any: ...  # noqa: D102 (above)
-
-    @property
-    def options(self) -> Any: ...  # noqa: D102
+    def options(self) -> Any: ...  # noqa: D102 (above)
 
     @property
     def noises(self) -> Sequence[tuple[float, int, int | None]]: ...  # noqa: D102
@@ -202,9 +197,7 @@ class Vault:
         one, kernel = len(kernels) == 1, kernels[0]
         with jax.enable_x64(True):
             source = self._source_of(kernels, sigma, len(states.theta))
-            loop = compile_loop(
-                source, self._study.model.log_prior, first=source.first, each=not one, options=source.options
-            )
+            loop = compile_loop(source, self._study.model.log_prior, each=not one, options=source.options)
             pools = [NoisePool(self._noise(*noise)) for noise in source.noises]
             stacked = kernel if one else jax.tree.map(lambda *rows: jnp.stack(rows), *kernels)
             self._chain = _Chain(source, loop, stacked, pools)

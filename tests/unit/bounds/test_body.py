@@ -9,9 +9,9 @@ import pytest
 from test_reference_bounds import CASES
 
 import sfumato as sf
-from sfumato.bounds import pointwise
-from sfumato.bounds.predictors import atom_key
+from sfumato.bounds import interval as iv
 from sfumato.bounds.reference import Reference
+from sfumato.bounds.values import Scope
 from sfumato.errors import Unsupported
 from sfumato.model import from_numpyro
 from sfumato.privacy.budget import QUANTA_PER_UNIT, cost_quanta
@@ -41,18 +41,19 @@ def test_whatever_a_record_gives_two_cut_vectors_are_no_further_apart_than_the_c
     """Balls, boxes, two predictors, none that looks at a record: slopes and numbers of any size, as integers on the lattice."""
     function, domain, *_ = CASES[case]
     near, rng, gamma = Reference(from_numpyro(function, domain), domain), np.random.default_rng(1), 2.0**-38
-    found, dim = near.remainder.found, near.remainder.tables.shape[1] - 1
+    region, bases = near.remainder.region, len(near.remainder.uses)
+    dim = near.remainder.program.dim
     count = 400
     with jax.enable_x64(True):
         root = np.linalg.cholesky(np.cov(rng.normal(size=(dim, 3 * dim + 3))).reshape(dim, dim))
         proven = near.at(rng.normal(size=dim) * 0.4, root)
         scores, body = score_sum(proven, root, gamma, 1), proven.body
         # A half of them reach for the ends of every range: there the diameter is attained.
-        slopes = np.where(np.arange(count)[:, None] % 2 == 0, 1e9, 1.0) * anything(rng, (count, found.number))
-        atoms = anything(rng, (count, found.region.size))
-        cut = quick_jit(jax.vmap(lambda s, a: body.vector(found, s, a)))
+        slopes = np.where(np.arange(count)[:, None] % 2 == 0, 1e9, 1.0) * anything(rng, (count, bases))
+        atoms = anything(rng, (count, region.size))
+        cut = quick_jit(jax.vmap(lambda s, a: body.vector(region, s, a)))
         vectors = np.asarray(cut(jnp.asarray(slopes), jnp.asarray(atoms))) @ root
-        nothing = cut(jnp.full((2, found.number), jnp.nan), jnp.full((2, found.region.size), jnp.nan))
+        nothing = cut(jnp.full((2, bases), jnp.nan), jnp.full((2, region.size), jnp.nan))
     assert np.all(np.isfinite(vectors)) and np.all(np.isfinite(nothing)) and np.array_equal(nothing[0], nothing[1])
     integers = np.clip(np.round(vectors / gamma).astype(np.int64), *scores.box[:2])
     charged = (cost_quanta(scores.moved**2) / QUANTA_PER_UNIT) ** 0.5
@@ -113,17 +114,16 @@ def test_whole_numbers_that_wrap_or_drop_a_rest_are_refused(column):
 
 def middle(self, name, image, exact, *values):
     """As it was: a function of the record is the middle of its interval."""
-    low, high = image(*(self.known(v) for v in values))
-    key, shape = atom_key(self, name, values)
-    start, flat = self.found.derived[key], jnp.broadcast_to((low + high) / 2, shape).ravel()
-    self.atoms = self.atoms.at[start : start + flat.size].set(flat)
-    return self.found.atom(key, None, shape)
+    return RECORD_ONLY(self, name, image, lambda *x: sum(image(*map(iv.point, x))) / 2, *values)
+
+
+RECORD_ONLY = Scope.record_only
 
 
 def test_a_vector_that_is_not_the_models_gradient_is_found_out_before_anything_is_asked(monkeypatch):
     domain = {"x": REAL, "y": sf.Binary()}
     model = from_numpyro(logistic_of(ODD["sin"][0]), domain)
-    monkeypatch.setattr(pointwise.PointWalk, "record_function", middle)
+    monkeypatch.setattr(Scope, "record_only", middle)
     near = Reference(model, domain)
     with pytest.raises(Unsupported, match="made-up records it is not.*'sin'") as caught:
         near.check()
@@ -134,7 +134,8 @@ def test_a_range_that_does_not_hold_a_function_of_the_record_is_found_out(monkey
     """Half of the numbers of sin are cut off then, in both queries alike: private, and not exact."""
     domain = {"x": REAL, "y": sf.Binary()}
     near = Reference(from_numpyro(logistic_of(ODD["sin"][0]), domain), domain)
-    near.remainder.region.lo[-1] = 0.0
+    region = near.remainder.region
+    region.known[-1] = (0.0, region.known[-1][1])
     assert not near.possible
 
 

@@ -9,7 +9,7 @@ import pytest
 import sfumato as sf
 from sfumato import families as f
 
-PAGE = Path(__file__).parents[3] / "docs" / "families.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "families.md"
 
 
 def test_the_code_on_the_page_runs(tmp_path, monkeypatch, capsys):

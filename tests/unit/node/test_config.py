@@ -136,6 +136,6 @@ def test_any_other_address_needs_tls_or_dev(host):
 def test_every_limit_is_in_the_manual():
     from pathlib import Path
 
-    manual = (Path(__file__).parents[3] / "docs" / "node.md").read_text()
+    manual = (Path(__file__).parents[3] / "docs" / "how-to" / "run-a-node.md").read_text()
     for name in config.Limits.__struct_fields__:
         assert f"`{name}`" in manual, name

@@ -16,6 +16,7 @@ from sfumato.vault import records, threads
 from sfumato.vault.desk import Desk
 from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
+from sfumato.vault.queries.ratio import RatioSum
 from sfumato.vault.queries.vector import PilotSum
 from sfumato.vault.threads import ThreadedEngine
 from unit.owners.fixed_noise import Fixed
@@ -73,7 +74,9 @@ def test_parts_of_one_size_share_what_is_compiled(small_parts):
     engine = ThreadedEngine(records.load(TABLE, LOGISTIC.domain), LOGISTIC, threads=2)
     sizes = [part.rows for part in engine._parts]
     assert (len(sizes), sum(sizes), len(set(sizes))) == (8, engine.n, 2)
-    assert len({id(part._compiled) for part in engine._parts}) == 2
+    theta = np.zeros((2, 4))
+    engine.sum(RatioSum(theta, theta + 0.1, np.full(2, -9), np.full(2, 9), 1.0))
+    assert len({id(part._compiled["ratio"]) for part in engine._parts}) == 1
     whole = LocalEngine(records.load(TABLE, LOGISTIC.domain), LOGISTIC)
     asked = PilotSum("information", np.zeros(4), np.eye(4), np.linspace(0, 0.2, 10), 1.0, 2.0**-40)
     assert np.array_equal(engine.sum(asked), whole.sum(asked))

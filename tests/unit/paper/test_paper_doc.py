@@ -1,4 +1,4 @@
-"""docs/paper.md: every name in it exists, every number in it is recomputed, nothing of the paper is missing."""
+"""docs/explanation/paper.md: every name in it exists, every number in it is recomputed, nothing of the paper is missing."""
 
 import importlib
 import re
@@ -14,7 +14,7 @@ from sfumato.paper import figures, lab
 from sfumato.privacy import gdp
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "paper.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and line.count("|") >= 4]
 WITNESSES = [
     tuple(cell.strip() for cell in line.strip("| ").split(" | ")[:2])
@@ -73,8 +73,8 @@ def test_there_are_witnesses_for_the_slips():
 
 
 def test_figures_are_committed_and_shown():
-    linked = set(re.findall(r"\(figures/([\w-]+)\.png\)", PAGE))
-    shown = set(re.findall(r"!\[[^\]]+\]\(figures/([\w-]+)\.png\)", PAGE))
+    linked = set(re.findall(r"\((?:\.\./)?figures/([\w-]+)\.png\)", PAGE))
+    shown = set(re.findall(r"!\[[^\]]+\]\((?:\.\./)?figures/([\w-]+)\.png\)", PAGE))
     assert linked == shown == set(figures.FIGURES)
     for name in linked:
         assert (ROOT / "docs" / "figures" / f"{name}.png").stat().st_size > 10_000

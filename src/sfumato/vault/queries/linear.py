@@ -10,6 +10,7 @@ by at most :math:`\tfrac\gamma2\lVert u\rVert_1`. The scalar is computed in floa
 rounding error (`float_error`, relative to the sum of magnitudes) and the rounding to its own lattice are added to the width.
 """
 
+from collections.abc import Callable
 from math import ceil, log2
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -20,7 +21,9 @@ import numpy as np
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
 from sfumato.kernel import Heard, Langevin, Move, State
+from sfumato.kernel.base import as_tree
 from sfumato.kernel.loop import Priced
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.model import Model
 from sfumato.privacy.budget import cost_quanta
 from sfumato.protocol import questions
@@ -42,6 +45,7 @@ TOO_DEAR = 1000.0
 the parameter space would otherwise end the run. The width is the same in both directions, so the chain stays reversible."""
 
 
+@as_tree("_numbers", "gamma", "sigma", "n", "_half", "_own_error", "shift", fixed=("_family",))
 class Linear:
     """Scalars of n records, in directions that whoever asks may choose: all public.
 
@@ -54,12 +58,17 @@ class Linear:
     """
 
     def __init__(self, statistic: StatisticSum, gamma: float, sigma: float, n: int) -> None:
-        self.statistic, self.gamma, self.sigma, self.n = statistic, gamma, sigma, n
+        self._family, self._numbers, self.gamma, self.sigma, self.n = statistic.family, statistic[1:], gamma, sigma, n
         lo, hi, middle = statistic.box
         self._half = (hi - lo + 2) / 2 * statistic.gamma
         self._own_error = evaluation_error(statistic.family, statistic.matrix)
         self.shift = n * middle.astype(np.float64) * statistic.gamma
         """What the statistics of all records together were shifted by."""
+
+    @property
+    def statistic(self) -> StatisticSum:
+        """What was summed."""
+        return StatisticSum(self._family, *self._numbers)
 
     def proven(self, direction: Array) -> Array:
         """Proven width of one record's product with every chain's direction."""
@@ -113,6 +122,7 @@ class Corrections(NamedTuple):
 # -- for the compiled loop ----------------------------------------------------------------------------------------------
 
 
+@as_tree("linear", fixed=("_model", "_range"))
 class WalkSource:
     """Scalars of a walk on a family. The loop holds the exact sum of statistics."""
 
@@ -159,6 +169,7 @@ class WalkSource:
         return heard._replace(d_n_noisy=heard.d_n_noisy + direction @ linear.shift + public), kept
 
 
+@as_tree("corrections", "_cost", fixed=())
 class LangevinSource:
     """Statistics and corrections of Langevin on a family. The loop holds the exact sum of statistics."""
 
@@ -180,7 +191,8 @@ class LangevinSource:
 
     def first(self, held: Array, fresh: Fresh) -> tuple[Array, Array]:
         """The noisy statistic, afresh for every chain."""
-        drawn = (held + fresh.vectors).astype(jnp.float64) * self.statistic.gamma + self.corrections.linear.shift
+        linear = self.corrections.linear
+        drawn = (held + fresh.vectors).astype(jnp.float64) * linear.statistic.gamma + linear.shift
         return drawn, jnp.asarray(self._cost)
 
     def price(self, held: Array, states: State, kept: Array, move: Move) -> Priced:
@@ -200,6 +212,18 @@ class LangevinSource:
 # -- by rounds --------------------------------------------------------------------------------------------------------
 
 
+@shared_program
+def _price_alone(chains: int, dim: int) -> Callable[..., Array]:
+    """Compile price and exact scalar in one call: the scalar waits until it is paid for and has its noise."""
+
+    def run(corrections: Corrections, total: Array, numbers: Array) -> Array:
+        asked, direction = unpack(numbers, (bool, (chains,)), (float, (chains, dim)))
+        priced = corrections.price(direction, asked)
+        return packed_price(priced, corrections.linear.exact(total, -priced.clamp))
+
+    return jax.jit(run)
+
+
 @closed("exact sums and unused noise")
 class LinearRounds:
     """Corrections of Langevin on a family: scalars of one exact sum."""
@@ -208,21 +232,15 @@ class LinearRounds:
         linear, dim = corrections.linear, len(total)
         self._gamma, self._chains, self._dim, self.pools = linear.gamma, chains, dim, [pool]
 
-        def price(total: Array, numbers: Array) -> Array:
-            asked, direction = unpack(numbers, (bool, (chains,)), (float, (chains, dim)))
-            priced = corrections.price(direction, asked)
-            return packed_price(priced, linear.exact(total, -priced.clamp))
-
-        # Price and exact scalar in one compiled call: the scalar waits here until it is paid for and has its noise.
-        self._price = jax.jit(price)
+        self._price = _price_alone(chains, dim)
         with x64():
-            self._total = jax.device_put(total)
+            self._numbers, self._total = jax.device_put((corrections, total))
 
     def quote(self, question: questions.Linear, covered: int) -> Quote:
         """Price the scalars."""
         asked = flags_of(question.asked, self._chains)
         direction = numbers_of("direction", question.direction, self._chains, self._dim)
         with x64():
-            row = self._price(self._total, pack_lists(asked, direction))
+            row = self._price(self._numbers, self._total, pack_lists(asked, direction))
         priced = PricedScalars.read(row, self._chains, 1)
         return priced.quote(self._gamma, lambda: priced.whole[0], self.pools[0])

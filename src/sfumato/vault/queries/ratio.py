@@ -6,7 +6,6 @@ evaluated, block by block. Per-record values stay on the private side: no caller
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
@@ -15,11 +14,13 @@ import numpy as np
 from jax import lax
 
 from sfumato.kernel import Heard, Move, State
+from sfumato.kernel.base import as_tree
 from sfumato.kernel.loop import Priced
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.protocol.questions import Ratio, Terms
 from sfumato.study.target import Study
 from sfumato.vault import lattice
-from sfumato.vault.blocks import Evaluation, Fresh, Rows, add_up, sum_over_blocks
+from sfumato.vault.blocks import WIDE, Evaluation, Fresh, Rows, add_up, sum_over_blocks
 from sfumato.vault.closed import closed
 from sfumato.vault.engine import Engine, LocalEngine
 from sfumato.vault.noise import NoisePool
@@ -32,9 +33,6 @@ KEEP_TERMS = 1 << 19
 """Up to this many (chain, row) pairs, terms are kept between rounds. Measured on one thread, against evaluating both parameters
 block by block: 0.83 of the time at 4 x 100,000, but 2.0 times at 4 x 1,000,000, where writing the terms out costs more than
 computing them again."""
-WIDE: dict[str, bool | int | str] = {"xla_cpu_prefer_vector_width": 512}
-"""XLA's options for the chain: as many records to an instruction as the processor has room for (XLA's own choice is half of
-it). The arithmetic of a record is the same, and so is every bit of it; a processor without such registers does not mind."""
 
 
 def price(range_: Range, theta: Array, theta_prop: Array, asked: Array, gamma: Array, n: Array, sigma: Array) -> Priced:
@@ -80,25 +78,33 @@ class RatioSum(NamedTuple):
 
     def sum(self, table: LocalEngine) -> Array:
         """Integer ratio of every chain."""
-        chains, how, gamma = len(self.theta), table.how, self.gamma
+        chains = len(self.theta)
         if table.rows * chains > KEEP_TERMS or not table.keeps_terms(chains):
-
-            def both(rows: Rows, theta: Array, theta_prop: Array, lo: Array, hi: Array) -> Array:
-                return sum_both(how, rows, theta, theta_prop, lattice.answerable(lo, hi), gamma)
-
-            return table.program(("both", gamma, chains), lambda: jax.jit(both))(table.records, *self[:4])
-
-        def one_pass(
-            rows: Rows, here: Array, there: Array, chosen: Array, theta_prop: Array, lo: Array, hi: Array
-        ) -> Any:
-            kept = jnp.where(chosen[:, None], there, here)
-            total, proposed = sum_kept(how, rows, kept, theta_prop, lattice.answerable(lo, hi), gamma)
-            return total, kept, proposed
-
-        run = table.program(("ratio", gamma, chains), lambda: jax.jit(one_pass))
-        total, here, there = run(table.records, *table.terms_at(self.theta), *self[1:4])
+            return table.program("both", lambda: _both_program(table.how))(table.records, *self)
+        run = table.program("ratio", lambda: _ratio_program(table.how))
+        total, here, there = run(table.records, *table.terms_at(self.theta), *self[1:])
         table.keep(self.theta, self.theta_prop, here, there)
         return total
+
+
+@shared_program
+def _both_program(how: Evaluation) -> Callable[..., Array]:
+    def both(rows: Rows, theta: Array, theta_prop: Array, lo: Array, hi: Array, gamma: Array) -> Array:
+        return sum_both(how, rows, theta, theta_prop, lattice.answerable(lo, hi), gamma)
+
+    return jax.jit(both)
+
+
+@shared_program
+def _ratio_program(how: Evaluation) -> Callable[..., Any]:
+    def one_pass(
+        rows: Rows, here: Array, there: Array, chosen: Array, theta_prop: Array, lo: Array, hi: Array, gamma: Array
+    ) -> Any:
+        kept = jnp.where(chosen[:, None], there, here)
+        total, proposed = sum_kept(how, rows, kept, theta_prop, lattice.answerable(lo, hi), gamma)
+        return total, kept, proposed
+
+    return jax.jit(one_pass)
 
 
 class CoveredRatioSum(NamedTuple):
@@ -118,26 +124,34 @@ class CoveredRatioSum(NamedTuple):
 
     def sum(self, table: LocalEngine) -> Array:
         """A price with each chain's range and ratio (`packed_price`)."""
-        chains, how, gamma, sigma, range_ = len(self.asked), table.how, self.gamma, self.sigma, self.range
-        points, n = (float, (chains, how.model.dim)), table.n
+        whole, reals = [self.covered, table.n, *self.asked], [self.gamma, self.sigma, *self.theta, *self.theta_prop]
+        chains = len(self.asked)
+        run = table.program(("covered", chains), lambda: _covered_program(table.how, self.range, chains))
+        return run(table.records, pack_lists(whole, reals))
 
-        def run(rows: Rows, numbers: Array) -> Array:
-            left, asked, theta, theta_prop = unpack(numbers, (int, ()), (bool, (chains,)), points, points)
-            priced = price(range_, theta, theta_prop, asked, gamma, n, sigma)
 
-            def answer() -> Array:
-                return sum_kept(how, rows, how.terms_of_all(rows, theta), theta_prop, priced.clamp, gamma)[0]
+@shared_program
+def _covered_program(how: Evaluation, range_: Range, chains: int) -> Callable[..., Array]:
+    points = float, (chains, how.model.dim)
 
-            total = lax.cond(priced.quanta <= left, answer, lambda: jnp.zeros(chains, jnp.int64))
-            return packed_price(priced, priced.clamp.lo, priced.clamp.hi, total)
+    def run(rows: Rows, numbers: Array) -> Array:
+        parts = (int, ()), (int, ()), (bool, (chains,)), (float, ()), (float, ()), points, points
+        left, n, asked, gamma, sigma, theta, theta_prop = unpack(numbers, *parts)
+        priced = price(range_, theta, theta_prop, asked, gamma, n, sigma)
 
-        numbers = pack_lists([self.covered, *self.asked], self.theta + self.theta_prop)
-        return table.program(("covered", gamma, sigma, chains), lambda: jax.jit(run))(table.records, numbers)
+        def answer() -> Array:
+            return sum_kept(how, rows, how.terms_of_all(rows, theta), theta_prop, priced.clamp, gamma)[0]
+
+        total = lax.cond(priced.quanta <= left, answer, lambda: jnp.zeros(chains, jnp.int64))
+        return packed_price(priced, priced.clamp.lo, priced.clamp.hi, total)
+
+    return jax.jit(run)
 
 
 # -- for the compiled loop ----------------------------------------------------------------------------------------------
 
 
+@as_tree("gamma", "sigma", "n")
 @dataclass(frozen=True)
 class RatioSource:
     """Log ratios for the compiled loop, which holds the rows. `kept` are every record's terms, chain by chain. Private.
@@ -187,7 +201,7 @@ class RatioSource:
 # -- by rounds --------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=32)
+@shared_program
 def _price_alone(range_: Range, chains: int, dim: int) -> Callable[[Array], Array]:
     """Compile a price by itself, for tables whose sums come after it; owners in this process share it."""
     points = float, (chains, dim)

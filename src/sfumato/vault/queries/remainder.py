@@ -7,8 +7,8 @@ range proven for this very pair (`bounds.remainder`), and the width charged is e
 the slopes of the cells that the body is made of: where the proof is right no record is cut.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,10 +22,11 @@ from sfumato.bounds.reference import Proven, ReferenceBounds
 from sfumato.bounds.remainder import Anchor
 from sfumato.bounds.searched import Bank, Searched
 from sfumato.kernel import Heard, Move, ReferenceLangevin, State
+from sfumato.kernel.base import as_tree
 from sfumato.kernel.loop import Priced
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.privacy.budget import cost_quanta
 from sfumato.protocol.questions import Remainder, Terms
-from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault import lattice
 from sfumato.vault.blocks import LEAN, Evaluation, Fresh, Rows, add_up, sum_over_blocks
 from sfumato.vault.closed import closed
@@ -66,28 +67,33 @@ class Change(NamedTuple):
     clamp: lattice.Clamp
 
 
-def sum_change(
-    how: Evaluation, reference: ReferenceBounds, rows: Rows, change: Change, vectors: Array | Body | Balls, gamma: float
-) -> tuple[Array, Array]:
+def sum_change(how: Evaluation, rows: Rows, change: Change, vectors: Array, gamma: Array) -> tuple[Array, Array]:
     """Integer sum of one chain's scalars, and the terms at the proposal. Private.
 
-    `vectors` are those of every row at the reference point; or the body there, and everything is evaluated block by block.
+    `vectors` are those of every row at the reference point.
     """
-    theta, kept, theta_prop, slope, clamp = change
-    if isinstance(vectors, jax.Array):
-        proposed = how.terms(rows, theta_prop)
-        second = (proposed - kept).astype(jnp.float64) - (vectors @ slope.astype(vectors.dtype)).astype(jnp.float64)
-        return add_up(lattice.to_lattice(second, clamp, gamma), rows, axis=0), proposed
+    proposed = how.terms(rows, change.theta_prop)
+    along = (vectors @ change.slope.astype(vectors.dtype)).astype(jnp.float64)
+    second = (proposed - change.kept).astype(jnp.float64) - along
+    return add_up(lattice.to_lattice(second, change.clamp, gamma), rows, axis=0), proposed
 
-    def along(record: Mapping[str, Array]) -> Array:
-        return reference.vector(vectors, record) @ slope
+
+def sum_in_blocks(
+    how: Evaluation, reference: ReferenceBounds, rows: Rows, changes: Change, body: Body | Balls, gamma: Array
+) -> Array:
+    """Integer sum of every chain's scalars, where nothing is kept: one pass over the records, any n, flat memory. Private.
+
+    A row is read once for all chains, and its vector at the reference point computed once.
+    """
+    clamp = lattice.Clamp(*(part[:, None] for part in changes.clamp))
 
     def block_sum(block: Rows) -> Array:
-        first = (how.terms(block, theta_prop) - how.terms(block, theta)).astype(jnp.float64)
-        second = first - jax.vmap(along)(how.typed(block, "float64"))
-        return add_up(lattice.to_lattice(second, clamp, gamma), block, axis=0)
+        vectors = jax.vmap(partial(reference.vector, body))(how.typed(block, "float64"))
+        first = how.terms_of_all(block, changes.theta_prop) - how.terms_of_all(block, changes.theta)
+        second = first.astype(jnp.float64) - changes.slope @ vectors.T
+        return add_up(lattice.to_lattice(second, clamp, gamma), block, axis=1)
 
-    return sum_over_blocks(rows, block_sum, jnp.zeros((), jnp.int64)), kept
+    return sum_over_blocks(rows, block_sum, jnp.zeros(len(changes.theta), jnp.int64))
 
 
 # -- for engines ------------------------------------------------------------------------------------------------------
@@ -106,30 +112,36 @@ class RemainderSum(NamedTuple):
 
     def sum(self, table: LocalEngine) -> Array:
         """Integer scalar of every chain."""
-        chains, dim = self.theta.shape
-        cached, how, reference, gamma = table.keeps_vectors(chains), table.how, table.reference, self.gamma
-        each, whole = (float, (chains, dim)), (int, (chains,))
-
-        def run(rows: Rows, vectors: Array | Body | Balls, here: Array, there: Array, numbers: Array) -> Any:
-            parts = unpack(numbers, (bool, (chains,)), each, each, each, whole, whole)
-            chosen, theta, theta_prop, slope, lo, hi = parts
-            kept = jnp.where(chosen[:, None], there, here)
-            changes = Change(theta, kept, theta_prop, slope, lattice.answerable(lo, hi))
-            one = partial(sum_change, how, reference, rows, vectors=vectors, gamma=gamma)
-            total, proposed = jax.vmap(one)(changes)
-            return total, kept, proposed
-
+        chains = len(self.theta)
+        cached = table.keeps_vectors(chains)
         vectors: Array = self.body
         here = there = jnp.zeros((chains, 0))
         chosen = np.zeros(chains, bool)
         if cached:
             vectors, (here, there, chosen) = table.vectors_at(self.body), table.terms_at(self.theta)
-        numbers = pack(chosen, self.theta, self.theta_prop, self.slope, self.lo, self.hi)
-        program = table.program(("remainder", gamma, chains), lambda: jax.jit(run))
-        total, here, there = program(table.records, vectors, here, there, numbers)
+        numbers = pack(np.float64(self.gamma), chosen, self.theta, self.theta_prop, self.slope, self.lo, self.hi)
+        run = table.program(("remainder", chains), lambda: _remainder_program(table.how, table.reference, chains))
+        total, here, there = run(table.records, vectors, here, there, numbers)
         if cached:
             table.keep(self.theta, self.theta_prop, here, there)
         return total
+
+
+@shared_program
+def _remainder_program(how: Evaluation, reference: ReferenceBounds, chains: int) -> Callable[..., Any]:
+    each, whole = (float, (chains, how.model.dim)), (int, (chains,))
+
+    def run(rows: Rows, vectors: Array | Body | Balls, here: Array, there: Array, numbers: Array) -> Any:
+        parts = unpack(numbers, (float, ()), (bool, (chains,)), each, each, each, whole, whole)
+        gamma, chosen, theta, theta_prop, slope, lo, hi = parts
+        kept = jnp.where(chosen[:, None], there, here)
+        changes = Change(theta, kept, theta_prop, slope, lattice.answerable(lo, hi))
+        if not isinstance(vectors, jax.Array):
+            return sum_in_blocks(how, reference, rows, changes, vectors, gamma), here, there
+        total, proposed = jax.vmap(partial(sum_change, how, rows, vectors=vectors, gamma=gamma))(changes)
+        return total, kept, proposed
+
+    return jax.jit(run)
 
 
 # -- for the compiled loop ----------------------------------------------------------------------------------------------
@@ -137,7 +149,10 @@ class RemainderSum(NamedTuple):
 
 @closed("records and exact sums")
 class Held(NamedTuple):
-    """What the loop asks: rows; of every chain the anchor, the body and the exact sum at its point; vectors that are kept."""
+    """What the loop asks: rows; the anchor, the body and the exact sum at the reference point; vectors that are kept.
+
+    Where chains have a reference point each, all but the rows has a row for every chain.
+    """
 
     rows: Rows
     anchor: Anchor | Bank
@@ -146,6 +161,9 @@ class Held(NamedTuple):
     vectors: Array
 
 
+@as_tree(
+    "_n", "_sigma", "_gamma", "_gamma_first", "_cost", fixed=("_how", "_reference", "_cached", "_one")
+)  # fmt: skip
 class RemainderSource:
     """Scores and second-order scalars. `kept` are every record's terms, chain by chain. Private.
 
@@ -158,6 +176,7 @@ class RemainderSource:
     def __init__(self, table: LocalEngine, kernels: Sequence[ReferenceLangevin], sigma: float, chains: int) -> None:
         self._how, self._reference, self._n, dim = table.how, table.reference, table.n, table.how.model.dim
         first, self._sigma, self._gamma = kernels[0].proposal_sigma, sigma, lattice.choose_gamma(sigma, table.n)
+        self._one = len(kernels) == 1
         self._gamma_first, self._chains = lattice.choose_gamma(first, table.n), chains
         self._cached = table.keeps_vectors(chains)
         self._proven = [self._reference.at(kernel.centre, kernel.matrix) for kernel in kernels]
@@ -168,26 +187,23 @@ class RemainderSource:
         costs = [cost_quanta((scores.moved / first) ** 2) for scores in self._scores]
         lattice.first_of_all(max(costs), chains)
         self._cost = costs[0] * chains if len(costs) == 1 else sum(costs)
-        self.options = None if self._cached else LEAN
+        self.options = LEAN
         self.noises = [(first / self._gamma_first, dim + 1, None), (sigma / self._gamma, dim + 1, None)]
 
     def enter(self, table: LocalEngine, states: State) -> tuple[Held, Array]:
         """What the loop holds, and keeps of the records where the chains are. Private."""
-        one, dim = len(self._scores) == 1, table.how.model.dim
+        dim = table.how.model.dim
         anchor, body = self._each([p.anchor for p in self._proven]), self._each([p.body for p in self._proven])
         totals = self._each([jax.device_put(table.sum(scores)) for scores in self._scores])
         vectors, kept = jnp.zeros((0, dim)), jnp.zeros((self._chains, 0))
         if self._cached:
             every = [table.vectors_at(scores.body) for scores in self._scores]
-            vectors, kept = every[0] if one else jnp.stack(every), table.terms(states.theta)
+            vectors, kept = self._each(every), table.terms(states.theta)
         return Held(table.records, anchor, body, totals, vectors), kept
 
     def _each(self, trees: list[Any]) -> Any:
-        """A row for every chain; one stands for all."""
-        if len(trees) == 1:
-            alike = partial(jax.tree.map, lambda a: jnp.broadcast_to(a, (self._chains, *jnp.shape(a))))
-            return quick_jit(alike)(trees[0])
-        return jax.tree.map(lambda *a: jnp.stack(a), *trees)
+        """A row for every chain, or the one that they share."""
+        return trees[0] if self._one else jax.tree.map(lambda *a: jnp.stack(a), *trees)
 
     def first(self, held: Held, fresh: Fresh) -> tuple[Array, Array]:
         """The noisy scores at each chain's reference point."""
@@ -195,26 +211,43 @@ class RemainderSource:
 
     def price(self, held: Held, states: State, kept: Array, move: Move) -> Priced:
         """Integer ranges and their cost."""
-        points = held.anchor, states.theta, move.theta_prop, move.along
-        return price(self._reference, points, move.possible, self._gamma, self._n, self._sigma)
+        points = states.theta, move.theta_prop, move.along
+        given, shared = (points, held.anchor) if self._one else ((held.anchor, *points), None)
+        return price(self._reference, given, move.possible, self._gamma, self._n, self._sigma, shared)
 
     def answer(
         self, held: Held, states: State, kept: Array, move: Move, priced: Priced, fresh: Fresh
     ) -> tuple[Heard, Array]:
         """Sums over all records, with noise."""
-        vectors, shared = (held.vectors, held.vectors.ndim == 2) if self._cached else (held.body, False)
-        changes = Change(states.theta, kept, move.theta_prop, move.along, priced.clamp)
-        one = partial(sum_change, self._how, self._reference, held.rows, gamma=self._gamma)
-        sums, proposed = jax.vmap(lambda change, own: one(change, vectors=own), (0, None if shared else 0))(
-            changes, vectors
-        )
+        changes, proposed = Change(states.theta, kept, move.theta_prop, move.along, priced.clamp), kept
+        if self._cached:
+
+            def one(change: Change, vectors: Array) -> tuple[Array, Array]:
+                return sum_change(self._how, held.rows, change, vectors, self._gamma)
+
+            sums, proposed = jax.vmap(one, (0, None if self._one else 0))(changes, held.vectors)
+        else:
+            blocks = partial(sum_in_blocks, self._how, self._reference, held.rows, gamma=self._gamma)
+            sums = blocks(changes, held.body) if self._one else self._each_in_blocks(blocks, changes, held.body)
         return lattice.heard(sums + fresh.scalars, priced.answered, self._gamma, self._sigma), proposed
+
+    @staticmethod
+    def _each_in_blocks(blocks: Callable[..., Array], changes: Change, bodies: Any) -> Array:
+        """One chain after another, each around a point of its own."""
+
+        def one(row: Any) -> Array:
+            change, body = row
+            alone = jax.tree.map(lambda part: part[None], change)
+            return blocks(alone, body)[0]
+
+        found: Array = lax.map(one, (changes, bodies))
+        return found
 
 
 # -- by rounds --------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=32)
+@shared_program
 def _price_alone(reference: ReferenceBounds, chains: int, dim: int) -> Callable[..., Any]:
     """Compile a price: (anchor, what is asked, packed) -> the price, packed. Owners in this process share it."""
     rows = (float, (chains, dim))

@@ -11,7 +11,6 @@ most :math:`\gamma\sqrt d/2`; the charge includes it.
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,11 +19,12 @@ import numpy as np
 
 from sfumato.bounds.balls import SHORTENED, Balls, shortened
 from sfumato.bounds.body import Body
-from sfumato.bounds.reference import Proven
+from sfumato.bounds.reference import Proven, ReferenceBounds
 from sfumato.bounds.searched import Searched
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
 from sfumato.families.base import Family
+from sfumato.kernel.shared_programs import shared_program
 from sfumato.model import Model
 from sfumato.model.derivatives import size, vector_function
 from sfumato.privacy.budget import RELATIVE_LOG2, cost_quanta
@@ -93,7 +93,7 @@ class PilotSum(NamedTuple):
         return run(table.records, *(np.asarray(part, np.float64) for part in self[1:]))
 
 
-@lru_cache(maxsize=32)
+@shared_program
 def _pilot_program(
     what: str, model: Model, columns: tuple[tuple[str, Domain], ...], precision: str
 ) -> Callable[..., Array]:
@@ -188,24 +188,27 @@ class StatisticSum(NamedTuple):
 
     def sum(self, table: LocalEngine) -> Array:
         """Integer sum."""
-        run = table.program(("statistic", self.family), lambda: jax.jit(self.program(table.how)))
+        run = table.program("statistic", lambda: _statistic_program(self.family, table.how))
         return run(table.records, *self[1:])
 
     def program(self, how: Evaluation) -> Callable[..., Array]:
         """Function (rows, and the numbers here) -> integer sum. Every sum of statistics is this one."""
-        family = self.family
+        return _statistic_program(self.family, how)
 
-        def inside(rows: Rows) -> dict[str, Array]:
-            return {name: how.domain[name].project(column) for name, column in how.typed(rows).items()}
 
-        def run(rows: Rows, matrix: Array, box: Box, gamma: Array, centre: Array) -> Array:
-            def vector(record: Mapping[str, Array]) -> Array:
-                value = matrix.T @ family.statistic(record).astype(jnp.float64) - centre
-                return jnp.where(jnp.isfinite(value), value, 0.0)
+@shared_program
+def _statistic_program(family: Family, how: Evaluation) -> Callable[..., Array]:
+    def inside(rows: Rows) -> dict[str, Array]:
+        return {name: how.domain[name].project(column) for name, column in how.typed(rows).items()}
 
-            return sum_in_box(rows, inside, vector, box, gamma)
+    def run(rows: Rows, matrix: Array, box: Box, gamma: Array, centre: Array) -> Array:
+        def vector(record: Mapping[str, Array]) -> Array:
+            value = matrix.T @ family.statistic(record).astype(jnp.float64) - centre
+            return jnp.where(jnp.isfinite(value), value, 0.0)
 
-        return run
+        return sum_in_box(rows, inside, vector, box, gamma)
+
+    return jax.jit(run)
 
 
 def statistic_sum(family: Family, matrix: np.ndarray, gamma: float, n: int) -> StatisticSum:
@@ -249,13 +252,17 @@ class ScoreSum(NamedTuple):
 
     def sum(self, table: LocalEngine) -> Array:
         """Integer sum."""
-        how, cut = table.how, table.reference.whitened
+        run = table.program("score", lambda: _score_program(table.how, table.reference))
+        return run(table.records, *map(jax.device_put, self[:4]))
 
-        def run(rows: Rows, body: Body | Balls, matrix: Array, box: Box, gamma: Array) -> Array:
-            typed = lambda block: how.typed(block, "float64")  # noqa: E731
-            return sum_in_box(rows, typed, lambda record: cut(body, matrix, record), box, gamma)
 
-        return table.program("score", lambda: jax.jit(run))(table.records, *map(jax.device_put, self[:4]))
+@shared_program
+def _score_program(how: Evaluation, reference: ReferenceBounds) -> Callable[..., Array]:
+    def run(rows: Rows, body: Body | Balls, matrix: Array, box: Box, gamma: Array) -> Array:
+        typed = lambda block: how.typed(block, "float64")  # noqa: E731
+        return sum_in_box(rows, typed, lambda record: reference.whitened(body, matrix, record), box, gamma)
+
+    return jax.jit(run, compiler_options=LEAN)
 
 
 def score_sum(proven: Proven | Searched, matrix: np.ndarray, gamma: float, n: int) -> ScoreSum:
