@@ -214,7 +214,7 @@ class _Notebook:
         """Nothing."""
 
     def close(self) -> None:
-        self._update(f"<small>{time.monotonic() - self._began:.0f} s</small>")
+        self._update("")  # a finished notebook shows results, and no times
 
     def _update(self, text: str) -> None:
         with suppress(Exception):  # a display that fails must not end a run
