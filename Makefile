@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo consortium test quick check chaos lint types bench docs docs-outputs figures reference lock clean
+.PHONY: setup demo consortium test quick check chaos lint types bench docs docs-outputs figures screenshots reference lock clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,10 @@ figures: setup
 # The pages of docs/reference that the code declares: keys, commands, public names.
 reference: setup
 	$(BIN)/python docs/reference/write.py
+
+# The pictures of the report and of the console in docs/figures: needs the system's chromium.
+screenshots: setup
+	$(BIN)/python docs/figures/screenshots.py
 
 # Names, versions and hashes only: no registry is named in the lock.
 lock:

@@ -1,30 +1,30 @@
 """The owner's console in a real browser: what it shows is the ledger's, and its buttons do what they say."""
 
-import shutil
 import threading
 import time
 
 import pytest
 
+from browser_helpers import CHROMIUM, SCHEMES, WAIT, WIDTHS, check_look
 from node_helpers import N, Threaded, call, prepare
 from sfumato.errors import OwnerRefused
 from sfumato.owners.remote import connect
+from sfumato.privacy import gdp
 from sfumato.protocol.questions import Statistic, Terms
 from sfumato.vault.lattice import choose_gamma
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the system's chromium: apt-get install chromium")
 TERMS = Terms(
     kernel="langevin", chains=2, sigma=20.0, gamma=choose_gamma(20.0, N), matrix=[[0.04]], proposal_sigma=8.0,
     proposal_gamma=choose_gamma(8.0, N),
 )  # fmt: skip
-WAIT = 60_000
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("console")
-    tokens = prepare(folder, studies=("bern",), total=3.0)
+    budgets = "per_analyst = { epsilon = 2.5, delta = 1e-5 }"
+    tokens = prepare(folder, studies=("bern",), total=3.0, budgets=budgets)
     running = Threaded(folder)
     running.tokens = tokens
     owner = connect(running.url, token=tokens["alice"], patience=0.5)
@@ -34,16 +34,6 @@ def node(tmp_path_factory):
         running.door.ask(f"q/{i}", Statistic(chains=2))
     yield running
     running.stop()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        made = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
 
 
 @pytest.fixture
@@ -67,6 +57,7 @@ def page(node, browser, request):
     page.keyboard.type(node.tokens["owner"])
     page.keyboard.press("Enter")
     page.wait_for_selector("#console:not([hidden])")
+    page.said = complaints
     yield page
     assert all(url.startswith(node.url) for url in asked), asked
     assert not complaints, complaints
@@ -93,7 +84,7 @@ def test_who_asked_what_is_there(node, page):
     line = runs.first.inner_text()
     assert "bern" in line and "alice" in line and "seen-run" in line and "connected" in line
     log = page.locator("#log").inner_text()
-    assert "open" in log and "begin" in log and "alice" in log
+    assert "Opened a run" in log and "Settled terms" in log and "alice" in log
     statement = page.text_content("#statement")
     assert "(3, 1e-05)-differential privacy" in statement and "all analysts together" in " ".join(statement.split())
 
@@ -141,6 +132,7 @@ def test_pause_stops_answers_within_a_second_and_resume_starts_them(node, page):
     assert asking.refused == "paused"
     assert asking.answered[-1] - clicked < 1.0
     page.wait_for_selector("#state.paused")
+    assert "paused" in page.text_content("#banner") and page.is_visible("#banner")
     with pytest.raises(OwnerRefused) as refused:
         node.door.ask("while-paused", Statistic(chains=2))
     assert refused.value.code == "paused"
@@ -171,11 +163,51 @@ def test_the_planners_sliders_move_the_forecast(node, page):
     assert float(page.get_attribute("#forecast", "data-ess")) > less
 
 
-@pytest.mark.parametrize("page", ["dark"], indirect=True)
-def test_it_is_dark_where_that_is_wanted_and_fits_a_phone(node, page):
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(25, 22, 20)"
-    page.set_viewport_size({"width": 380, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 380
+@pytest.mark.parametrize("page", SCHEMES, indirect=True)
+def test_it_is_whole_at_every_width_in_light_and_dark_and_accessible(node, page):
+    page.wait_for_selector("#worth[data-points]")
+    dark = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (
+        "rgb(25, 22, 20)" if dark else "rgb(251, 248, 243)"
+    )
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        check_look(page, width)
+
+
+def test_caps_and_what_is_still_possible_are_there(node, page):
+    shown = page.locator("#studies tr", has_text="alice").first.inner_text()
+    assert "2.5" in shown and "bern" in shown
+    possible = float(shown.split("\n")[-1].split("\t")[-1].split()[0])
+    accounts = {state["name"]: state["budget"] for state in node.node.books.accounts()}
+    left = accounts["analyst alice"].cap - accounts["analyst alice"].spent
+    assert 0 < possible < 2.5
+    assert gdp.mu(possible, 1e-5) ** 2 <= left < gdp.mu(1.05 * possible, 1e-5) ** 2
+    page.wait_for_selector("#worth[data-points]")
+    assert page.text_content("#epsilon-out") == "2.5" and "2.5" in page.text_content("#epsilon-marks")
+    assert page.locator("#worth line.limit").count() >= 1 and page.locator("#worth circle").count() == 1
+
+
+def test_a_weak_plan_offers_the_ways_out_that_the_command_line_offers(node, page):
+    page.evaluate("document.getElementById('epsilon').value = -1.3; document.getElementById('records').value = 2")
+    page.dispatch_event("#records", "input")
+    page.dispatch_event("#epsilon", "input")
+    page.wait_for_selector("#verdict:has-text('Ways out')")
+    asked = {
+        name: float(page.text_content(f"#{name}-out").replace(",", "")) for name in ("epsilon", "delta", "records")
+    }
+    plan = node.node.studies["bern"].plan(asked["epsilon"], asked["delta"], int(asked["records"]))
+    assert plan["remedy"] in page.text_content("#verdict")
+
+
+def test_a_dead_node_dims_the_page_and_says_since_when(node, page):
+    page.route("**/api/console/state", lambda route: route.abort())
+    page.wait_for_selector("#main.dead")
+    assert "has not answered since" in page.text_content("#banner") and page.text_content("#state") == "no answer"
+    page.unroute("**/api/console/state")
+    page.wait_for_selector("#main:not(.dead)")
+    assert page.is_hidden("#banner")
+    page.said.clear()  # the browser itself complains of the line that was cut
 
 
 def test_a_wrong_token_opens_nothing_and_nothing_is_kept(node, browser):

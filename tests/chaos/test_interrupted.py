@@ -93,7 +93,7 @@ def test_a_release_that_was_lost_and_paid_for_again_counts_twice(tmp_path, monke
         sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
     run = sf.resume(tmp_path / "run", {"y": Y}, model=FAMILY)
     stated = float(stop.value.so_far.split("about ")[1].split("%")[0]) / 100
-    assert stated == pytest.approx(2 * price(run) / run.plan["mu"] ** 2, rel=0.06)
+    assert stated == pytest.approx(2 * price(run) / run.planned["mu"] ** 2, rel=0.06)
 
 
 @pytest.mark.parametrize("share", [None, 0.0])

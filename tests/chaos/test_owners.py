@@ -156,7 +156,7 @@ def test_kill_9_in_the_middle_costs_no_overspend_and_the_run_finishes(tmp_path):
         # One answer a round for ever: rounds after the last checkpoint were asked again and answered from the ledger.
         assert account.answers == 600
         assert account.spent <= account.cap
-        share = run.plan["owners"][i]["share"]
-        realised = ((run.transcript["widths"][..., i] / run.plan["sigma"]) ** 2 / share).sum()
+        share = run.planned["owners"][i]["share"]
+        realised = ((run.transcript["widths"][..., i] / run.planned["sigma"]) ** 2 / share).sum()
         assert realised * QUANTA_PER_UNIT <= account.spent * (1 + 1e-12)
         owner.ledger.close()

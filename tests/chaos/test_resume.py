@@ -275,7 +275,7 @@ def test_what_was_refused_after_the_pilot_does_not_begin_by_being_resumed(tmp_pa
         epsilon, delta = settings.pop("epsilon"), settings.pop("delta")
         data = [sf.Owner(data, epsilon=epsilon, delta=delta, name="north")]
     folder = tmp_path / "run"
-    assert sf.sample(coin, data, domain=DOMAIN, checkpoint=folder, progress=False, **settings).plan["hopeless"]
+    assert sf.sample(coin, data, domain=DOMAIN, checkpoint=folder, progress=False, **settings).planned["hopeless"]
     for chunk in folder.glob("chunk-*.npz"):
         chunk.unlink()  # as it stood when the pilot was done
     edit(folder, seal=True, force=False)

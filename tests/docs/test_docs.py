@@ -1,5 +1,6 @@
 """What the documents say is true: their code runs, their names exist, their links lead somewhere."""
 
+import json
 import re
 import sys
 from contextlib import ExitStack
@@ -194,3 +195,15 @@ def test_dependencies_are_explained_one_by_one():
 def test_no_page_names_an_absolute_path_of_a_machine():
     for page in PAGES:
         assert not re.search(r"(?<![\w.])/(home|root|work|Users)/", page.read_text()), page
+
+
+def test_the_screenshots_are_of_the_pages_as_they_are():
+    """`make screenshots` makes them anew."""
+    import runpy
+
+    figures = ROOT / "docs" / "figures"
+    kept = json.loads((figures / "screenshots.json").read_text())
+    assert kept["made_of"] == runpy.run_path(str(figures / "screenshots.py"))["digest"]()
+    assert {"report-light", "report-dark", "report-phone", "console-light", "console-dark", "console-phone"} <= {
+        page.stem for page in figures.glob("*.png")
+    }

@@ -126,7 +126,7 @@ def told(run: sf.Run) -> dict[str, Any]:
         "stop_reason": str(run.stop_reason),
         "stop_owner": run.stop_owner,
         "discarded": run.discarded,
-        "plan": {name: run.plan[name] for name in PLANNED},
+        "plan": {name: run.planned[name] for name in PLANNED},
         "pilot_share": run.pilot["share"],
         "releases": [s.releases for s in statements],
         "spent_mu": [s.spent_mu for s in statements],

@@ -196,4 +196,4 @@ def test_the_forecast_of_ess_is_met():
     ess = owners / squared.mean()
     # Chain averages are near normal: the sum of squares over its mean is chi-squared; a factor 1.5 is left to start and shape.
     low, high = (stats.chi2.ppf(q, owners) / owners for q in (FALSE_ALARM / 2, 1 - FALSE_ALARM / 2))
-    assert run.plan["forecast_ess"] / high / 1.5 < ess < run.plan["forecast_ess"] / low * 1.5
+    assert run.planned["forecast_ess"] / high / 1.5 < ess < run.planned["forecast_ess"] / low * 1.5

@@ -100,14 +100,14 @@ def test_a_run_on_a_bundle_takes_langevin_and_gets_most_of_the_limit():
     y = (np.random.default_rng(0).random(40_000) < 0.25).astype(int)
     bundle = sf.release(FAMILY, {"y": y}, epsilon=1.0, delta=1e-6, copies=12_000, progress=False)
     run = sf.sample(FAMILY, bundle, seed=4, progress=False)
-    assert run.plan["kernel"] == "langevin" and run.plan["forecast_ess"] > 0.85 * run.plan["limit_ess"]
+    assert run.planned["kernel"] == "langevin" and run.planned["forecast_ess"] > 0.85 * run.planned["limit_ess"]
     posterior = stats.beta(1 + y.sum(), 1 + len(y) - y.sum())
-    error = posterior.std() / np.sqrt(0.5 * run.plan["forecast_ess"])
+    error = posterior.std() / np.sqrt(0.5 * run.planned["forecast_ess"])
     assert abs(run.draws["p"].mean() - posterior.mean()) < 5 * error
     assert run.verdict.level in ("good", "rough")
     used = run.pilot["copies"][0]
     assert used["used"] <= bundle.copies
-    assert run.iterations * run.plan["chains"] * run.plan["averaged"] <= bundle.copies
+    assert run.iterations * run.planned["chains"] * run.planned["averaged"] <= bundle.copies
     assert run.transcript["mu_squared"].sum() <= run.privacy.spent_mu**2 * (1 + 1e-9)
     assert np.array_equal(
         sf.sample(FAMILY, sf.Bundle(bundle._header, values=bundle._all()), seed=4, progress=False).draws["p"],
@@ -118,6 +118,6 @@ def test_a_run_on_a_bundle_takes_langevin_and_gets_most_of_the_limit():
 def test_few_copies_are_left_to_a_walk():
     y = (np.random.default_rng(0).random(40_000) < 0.25).astype(int)
     bundle = sf.release(FAMILY, {"y": y}, epsilon=4.0, delta=1e-6, copies=300, progress=False)
-    assert sf.sample(FAMILY, bundle, seed=4, force=True, progress=False).plan["kernel"] != "langevin"
+    assert sf.sample(FAMILY, bundle, seed=4, force=True, progress=False).planned["kernel"] != "langevin"
     with pytest.raises(sf.errors.InvalidInput, match="ask its owner for more copies"):
         sf.sample(FAMILY, sf.Bundle(bundle._header, values=bundle._all()), kernel="langevin", progress=False)

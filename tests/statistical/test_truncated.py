@@ -58,11 +58,11 @@ def test_no_move_of_a_run_passes_the_bound_and_the_forecast_holds():
         logistic, data, domain=LOGISTIC, epsilon=20.0, delta=1e-6, truncate=bound, chains=4, seed=1, max_iterations=8_000,
         progress=False,
     )  # fmt: skip
-    assert run.plan["kernel"] == "random-walk" and run.plan["truncate"] == bound
+    assert run.planned["kernel"] == "random-walk" and run.planned["truncate"] == bound
     assert 0.8 * bound < moves(run).max() < bound
-    assert run.plan["matrix"][0][1] == run.plan["matrix"][1][0] == 0
+    assert run.planned["matrix"][0][1] == run.planned["matrix"][1][0] == 0
     achieved = float(np.mean([arviz.ess(run.transcript["theta"][..., i], method="mean") for i in range(2)]))
-    assert run.plan["forecast_ess"] / 1.5 < achieved < run.plan["forecast_ess"] * 1.5
+    assert run.planned["forecast_ess"] / 1.5 < achieved < run.planned["forecast_ess"] * 1.5
 
 
 def test_a_narrow_bound_is_forecast_to_cost_draws():
@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_with_its_bound(tmp_path):
     sorted((tmp_path / "run").glob("chunk*"))[-1].unlink()
     again = sf.resume(tmp_path / "run", data, model=coin, progress=False)
     assert moves(again).max() < 0.02
-    assert again.plan["truncate"] == whole.plan["truncate"] == 0.02
+    assert again.planned["truncate"] == whole.planned["truncate"] == 0.02
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, np.inf, np.nan, True, "0.1"])

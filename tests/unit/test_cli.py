@@ -102,6 +102,19 @@ def test_every_command_speaks_json_and_has_help():
         assert command.help, path
 
 
+def test_flags_take_no_value_and_the_shell_can_complete():
+    import typer.main
+    from typer.testing import CliRunner
+
+    shown = CliRunner(env={"COLUMNS": "100"})
+    for path, _ in commands(app):
+        text = shown.invoke(app, [*path, "--help"]).output
+        assert "<bool>" not in text and "--json" in text, path
+    assert {"--install-completion", "--show-completion"} <= {
+        option for param in typer.main.get_command(app).params for option in param.opts
+    }
+
+
 def test_version(capsys):
     assert call(capsys, "--version") == (0, f"sfumato {sfumato.__version__}\n", "")
 
@@ -145,9 +158,13 @@ def test_a_run_that_is_of_no_use_says_so_first_and_ends_with_its_own_code(capsys
     study, out = make_study(tmp_path / "s", kernel='"guided"', epsilon=0.05), tmp_path / "out"
     code, text, _ = call(capsys, "run", study, "--out", out, "--force")
     assert code == endings.UNUSABLE == 8
-    assert text.lstrip().startswith("Verdict: do not use.") and "known to" not in text
-    shown = re.findall(r"^ *p +([\d.]+)", text, re.MULTILINE)  # what the releases say, in place of the chain's mean
-    assert shown == [f"{sfumato.load(out / 'noise-aware.npz').draws['p'].mean():.3f}"]
+    shown, _, after = text.partition("Verdict: ")
+    assert shown.lstrip().startswith("Plan: ") and "--force goes on" in shown  # before it spends
+    assert after.startswith("do not use.") and "known to" not in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+    [mean] = re.findall(r"^ *p +([\d.]+)", text, re.MULTILINE)  # what the releases say, in place of the chain's mean
+    released = sfumato.load(out / "noise-aware.npz").draws["p"]
+    assert float(mean) == pytest.approx(released.mean(), abs=0.06 * released.std())
     assert "Do not use these draws" in (out / "report.html").read_text(encoding="utf-8")
     code, answer = call_json(capsys, "resume", out)
     assert (code, answer["ok"], answer["code"]) == (8, False, "unusable")
@@ -232,7 +249,8 @@ def test_an_audit_that_refutes_the_promise(capsys, tmp_path, monkeypatch):
 
     monkeypatch.setattr(vault, "source_for", lambda scale, *_: TooQuiet(scale))
     code, out, err = call(capsys, "audit", audited(tmp_path / "s"), "--trials", 120)
-    assert code == endings.REFUTED == 7 and err == ""
+    assert code == endings.REFUTED == 7
+    assert err.splitlines()[-1] == "attacking: 360 of 360" and len(err.splitlines()) <= 12  # progress, by tenths
     for piece in (
         "Audit: How many would say yes?",
         "FAILED",

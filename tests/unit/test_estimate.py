@@ -58,7 +58,7 @@ def test_every_first_line_says_that_it_is_an_approximation_and_by_what(kept, tmp
     assert "An approximation" in repr(found.summary()).splitlines()[0]
     assert "approximation" in repr(found)
     page = found.report(tmp_path / "report.html").read_text()
-    assert page.index("An approximation, by local") < page.index("The promise")
+    assert page.index("An approximation, by local") < page.index('id="promise"')
     assert found.to_arviz().attrs["label"] == found.label
     assert "no exact posterior" in str(found.privacy)
 

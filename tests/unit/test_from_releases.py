@@ -49,15 +49,15 @@ def test_a_chain_that_did_not_mix_tells_the_posterior_by_its_scores(weak):
     assert found.verdict.usable and found.privacy.epsilon == weak.privacy.epsilon
     assert abs(found.draws["mean"].mean() - TABLE["y"].mean()) < 5 * found.draws["mean"].std()
     scores = weak.transcript["t_noisy"]
-    root = np.array(weak.plan["matrix"])[0, 0]
-    noise = NOISE_SD**2 / N * np.sqrt((4 / weak.plan["step"] - 1) / scores.size) / root
+    root = np.array(weak.planned["matrix"])[0, 0]
+    noise = NOISE_SD**2 / N * np.sqrt((4 / weak.planned["step"] - 1) / scores.size) / root
     assert found.draws["mean"].std() == pytest.approx(np.hypot(NOISE_SD / N**0.5, noise), rel=0.15)
 
 
 def test_its_intervals_cover_and_those_that_forget_the_noise_do_not(weak):
     """The released average is drawn anew many times: around the truth, with the records' noise and thrice that of the owner."""
     rng, level, sets = np.random.default_rng(5), 0.9, 50
-    plan = weak.plan | {"step": 0.2}
+    plan = weak.planned | {"step": 0.2}
     centre, root = plan["belief"]["centre"][0], plan["matrix"][0][0]
     noise = np.sqrt((4 / plan["step"] - 1) / 2)  # of the average of two chains with one step each
 
@@ -69,7 +69,7 @@ def test_its_intervals_cover_and_those_that_forget_the_noise_do_not(weak):
             total = N / NOISE_SD**2 * (truth - centre) + rng.normal() * N**0.5 / NOISE_SD
             mean = root * total + rng.normal() * noise
             made = np.full((2, int(1 / told**2), 1), mean)
-            run = replace(weak, plan=plan, transcript={**weak.transcript, "t_noisy": made})
+            run = replace(weak, planned=plan, transcript={**weak.transcript, "t_noisy": made})
             low, high = np.quantile(run.noise_aware().draws["mean"], [0.5 - level / 2, 0.5 + level / 2])
             inside += low < truth < high
         return inside / sets

@@ -60,12 +60,12 @@ def test_a_large_file_is_planned_for_first_and_once(tmp_path, calls, all_are_lar
     drawn = run(write(tmp_path / "a.parquet", y=np.arange(N) % 2))
     dropped = "forget_compiled"
     assert calls == ["make_plan", dropped, "open_table", dropped, "replan", dropped]
-    assert drawn.plan["n"] == N and drawn.iterations > 0
+    assert drawn.planned["n"] == N and drawn.iterations > 0
 
 
 def test_the_plan_is_that_of_the_table_in_memory(tmp_path, all_are_large):
     y = np.arange(N) % 2
-    assert run(write(tmp_path / "a.parquet", y=y), pilot_share=0.0).plan == run({"y": y}, pilot_share=0.0).plan
+    assert run(write(tmp_path / "a.parquet", y=y), pilot_share=0.0).planned == run({"y": y}, pilot_share=0.0).planned
 
 
 def test_bad_records_are_refused_before_a_weak_plan(tmp_path, all_are_large):

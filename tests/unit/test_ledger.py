@@ -937,6 +937,16 @@ def test_show_reads_no_markup_in_names(tmp_path):
     assert "[red]x[/red]" in plain.stdout and "epsilon 1, delta 1e-06" in plain.stdout
 
 
+def test_show_fits_eighty_columns_and_shows_what_is_part_of_what(tmp_path):
+    with Ledger(tmp_path / "b", epsilon=1, delta=1e-6) as book:
+        node = book.account("node", 5000)
+        analyst = book.account("analyst " + "alice-" * 9, 500, parent=node)
+        book.account("run " + "alice-" * 9 + "/1a2b3c4d5e6f", 50, parent=analyst)
+    lines = run("show", tmp_path / "b").stdout.splitlines()
+    assert max(map(len, lines[:-1])) <= 80 and not any(line.endswith(" ") for line in lines)
+    assert [line.index(name) for name in ("node", "analyst", "run ") for line in lines if name in line][:3] == [1, 3, 5]
+
+
 def test_export(path, tmp_path):
     lines = run("export", path).stdout.splitlines()
     assert [json.loads(line)["seq"] for line in lines] == list(range(1, 10))

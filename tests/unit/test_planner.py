@@ -79,7 +79,7 @@ def test_the_forecast_holds(case):
     achieved = achieved_ess(run)
     assert 1 / 4 < achieved / before.forecast_ess < 4, (achieved, before.forecast_ess)
     # Budgets are large so that ArviZ's own estimate is good to about a tenth; the factor is for the forecast.
-    assert 1 / 1.5 < achieved / run.plan["forecast_ess"] < 1.5, (achieved, run.plan["forecast_ess"])
+    assert 1 / 1.5 < achieved / run.planned["forecast_ess"] < 1.5, (achieved, run.planned["forecast_ess"])
 
 
 def test_the_pilot_finds_the_posterior_within_two_standard_deviations():
@@ -112,7 +112,7 @@ def test_the_pilot_hears_most_records_where_the_corners_say_least():
     information = np.array([(x**2).sum() * 5 / 7 / 0.7**2, len(x) * 8 / 7])  # Fisher's, of slope and log scale
     start = (run.transcript["theta"][:, 0].mean(0) - [0.5, np.log(0.7)]) * np.sqrt(information)
     assert np.all(np.abs(start) < 2 + 1 + 2)  # the pilot's, the starts' own, that of the truth and of the tails cut off
-    claimed = np.diag(np.linalg.inv(run.plan["matrix"] @ np.transpose(run.plan["matrix"])))
+    claimed = np.diag(np.linalg.inv(run.planned["matrix"] @ np.transpose(run.planned["matrix"])))
     assert claimed == pytest.approx(information, rel=0.2)
 
 

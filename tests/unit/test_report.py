@@ -8,48 +8,19 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from made_run import NASTY, WORDS, make_run
 from sfumato.analysis.diagnostics import posterior_rows, series
 from sfumato.analysis.report import write_report
-from sfumato.analysis.report.svg import ticks
+from sfumato.analysis.report.answer import sentence, shown_parameters
+from sfumato.analysis.report.html import number
+from sfumato.analysis.report.page import CONTENTS
+from sfumato.analysis.report.svg import density, ranks, ticks
 from sfumato.analysis.report.words import promise
-from sfumato.analysis.result import Run, StopReason
+from sfumato.analysis.result import StopReason
+from sfumato.privacy import gdp
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
-from sfumato.privacy.statement import Statement
 
-NASTY = "<script>alert('x')</script>"
 VOID = {"meta"}
-
-
-def make_run(
-    *, chains=2, steps=600, shift=0.0, names=("a", "b"), epsilon=1.0, shared=False, stop=StopReason.BUDGET_SPENT
-):
-    rng = np.random.default_rng(3)
-    draws = {name: rng.normal(size=(chains, steps)) + shift * np.arange(chains)[:, None] for name in names}
-    draws["vector"] = rng.normal(5.0, 0.02, size=(chains, steps, 2))
-    theta = np.concatenate([*(draws[n][..., None] for n in names), draws["vector"]], axis=2)
-    transcript = {
-        "theta": theta,
-        "theta_prop": theta,
-        "d_n_noisy": rng.normal(size=(chains, steps)),
-        "sigma": np.full((chains, steps), 2.0),
-        "sensitivity": np.full((chains, steps), 0.01),
-        "mu_squared": np.full(
-            (chains, steps), 0.8 * (0.01 / 2) ** 2
-        ),  # not what the two above say: there may be other answers
-        "accepted": rng.random((chains, steps)) < 0.37,
-    }
-    spent = 0.8 * chains * steps * (0.01 / 2) ** 2 + 0.005
-    privacy = Statement(
-        epsilon=epsilon, delta=1e-6, mu=0.25, releases=1234, spent_mu=math.sqrt(spent), n=54321, lattice_slack=1e-15,
-        sensitivity="Proven.", exact="Exact.", precision="float64", shared_ledger=shared,
-    )  # fmt: skip
-    plan = {"kernel": "guided", "step": 0.4, "sigma": 2.0, "chains": chains, "iterations": steps, "forecast_ess": 31.0}
-    plan |= {"limit_ess": 99.0, "assumptions": ["the pilot's releases", NASTY]}
-    release = {"what": "gradient", "theta": [0.0], "sigma": 0.5, "radius": 0.1, "answer": [1.5, -2.5]}
-    return Run(
-        draws=draws, transcript=transcript, privacy=privacy, stop_reason=stop, plan=plan,
-        pilot={"releases": [release], "share": 0.1}, coordinates=(*names, "vector[0]", "vector[1]"), seed=17,
-    )  # fmt: skip
 
 
 def render(tmp_path, run, **options):
@@ -84,10 +55,11 @@ def parse(text):
 def test_the_page_stands_alone(tmp_path):
     text = render(tmp_path, make_run())
     parser = parse(text)
-    assert parser.addresses == []
+    assert parser.addresses and all(address.startswith("#") for address in parser.addresses)
+    assert all(f'id="{address[1:]}"' in text for address in parser.addresses)
     assert "script" not in parser.tags and "link" not in parser.tags and "img" not in parser.tags
     assert "url(" not in text and "@import" not in text and "http" not in text
-    assert parser.tags.count("svg") == 4 + 4 + 1  # four densities, four traces, the spending
+    assert parser.tags.count("svg") == 3 * 4 + 1  # densities, ranks and traces of four parameters, and the spending
 
 
 def test_all_text_is_escaped(tmp_path):
@@ -97,14 +69,91 @@ def test_all_text_is_escaped(tmp_path):
     parse(text)
 
 
-def test_the_promise_comes_first_and_says_the_numbers(tmp_path):
+def test_the_answer_comes_first_in_the_studys_own_words(tmp_path):
+    run = make_run(words=WORDS)
+    text = render(tmp_path, run)
+    assert (
+        text.index("Does it help?")
+        < text.index('class="lead"')
+        < text.index('class="verdict')
+        < text.index('class="forest"')
+    )
+    assert [text.index(f'<section id="{key}"') for key, _ in CONTENTS] == sorted(
+        text.index(f'<section id="{key}"') for key, _ in CONTENTS
+    )
+    draws = np.exp(run.draws["b"])
+    low, high = np.quantile(draws, [0.05, 0.95])
+    lead = re.search(r'<p class="lead">([^<]*)', text)[1]
+    assert f"The odds ratio is about {draws.mean():.1f}" in lead and f"between {low:.1f} and {high:.1f}" in lead
+    assert "3 more parameters" in lead and "A ratio of 1" not in lead  # both sides of it are likely
+    assert "Entry [1]" in text and "a register" in text and "2026-01-31" in text
+
+
+def test_a_clear_side_is_said_and_a_share_is_shown_in_per_cent():
+    run = make_run(words=WORDS)
+    run.draws["b"][...] = run.draws["b"] * 0.1 + 1.0
+    rows = shown_parameters(run, WORDS, run.facts)
+    assert [row.prior for row in rows[:2]] == [(-900.0, 900.0), None]
+    assert rows[0].mean == pytest.approx(100 * run.draws["a"].mean()) and rows[0].unit.endswith("%")
+    assert "of the draws are above it" in sentence(rows, WORDS, "good", "run")
+    assert "roughly" in sentence(rows, WORDS, "rough", "run") and sentence(rows, WORDS, "unusable", "run").startswith(
+        "No answer"
+    )
+
+
+def test_the_promise_says_the_numbers(tmp_path):
     run = make_run()
     text = render(tmp_path, run)
-    assert text.index("The promise") < text.index("What was learnt")
     for piece in ("54,321", "1,234", "2.72 times", "73%", "1 in 1,000,000", "This counts this study alone"):
         assert piece in text
     assert "A ledger keeps the sum" in render(tmp_path, make_run(shared=True))
     assert str(run.privacy).replace("'", "&#x27;") in text
+
+
+def test_an_unusable_run_shows_no_number_of_its_posterior(tmp_path):
+    run = make_run(shift=3.0, words=WORDS)
+    text = render(tmp_path, run)
+    assert 'role="alert"' in text and "Do not use these draws" in text
+    for absent in ("forest", 'class="lead"', ">90 % interval</th>", "error of the mean", "Posterior density"):
+        assert absent not in text[text.index("<body>") :].replace("Error of the mean", "")
+    assert "Trace of a" in text  # what shows why stays
+
+
+def test_densities_are_drawn_as_far_as_they_go():
+    rng = np.random.default_rng(0)
+    for draws, support in ((rng.normal(size=(2, 400)), (None, None)), (rng.beta(1, 30, size=(2, 400)), (0.0, 1.0))):
+        plot = density(draws, (0.1, 0.2), "x", support)
+        line = re.findall(r'<polyline class="main" points="([^"]+)"', plot)[0].split()
+        heights = [130 - 22 - float(point.split(",")[1]) for point in line]
+        top = max(heights)
+        assert heights[-1] < 0.01 * top
+        if support[0] is None:
+            assert heights[0] < 0.01 * top
+        else:  # at the end of the support it is as high as it is there, and nothing lies beyond
+            assert heights[0] > 0.8 * top and float(line[0].split(",")[0]) == pytest.approx(10.0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "sd", "fine", "coarse"),
+    [
+        (0.30021, 0.0033, "0.3002", "0.300"),
+        (-0.001, 1.0, "0.0", "0.0"),
+        (1234567.8, 4000.0, "1,234,568", "1,234,568"),
+        (2.0, 0.0, "2.000", "2.000"),
+    ],
+)
+def test_numbers_have_the_digits_that_they_deserve(value, sd, fine, coarse):
+    assert (number(value, sd), number(value, sd, coarse=True)) == (fine, coarse)
+
+
+def test_ranks_of_chains_that_agree_are_even():
+    rng = np.random.default_rng(1)
+    even, apart = (ranks(rng.normal(size=(2, 4000)) + shift * np.array([[0.0], [1.0]]), "x") for shift in (0.0, 3.0))
+    heights = [
+        [float(p.split(",")[1]) for line in re.findall(r'points="([^"]+)"', plot) for p in line.split()]
+        for plot in (even, apart)
+    ]
+    assert np.ptp(heights[0]) < 25 < np.ptp(heights[1])
 
 
 def test_numbers_are_those_of_the_run(tmp_path):
@@ -119,13 +168,13 @@ def test_numbers_are_those_of_the_run(tmp_path):
         assert 600 < row.ess < 2400 and abs(row.r_hat - 1) < 0.02  # the draws are independent
         assert row.mcse == pytest.approx(row.sd / row.ess**0.5)
     text = render(tmp_path, run)
-    assert f"<td>{rows['vector[0]'].mean:.3f}</td>" in text
+    assert f">{rows['vector[0]'].mean:.3f}</td>" in text
     for piece in (
         f"{run.acceptance:.0%} of the proposals",
-        "worth 31 draws",
+        ">31</td>",
         "budget was spent",
         "1.5, \N{MINUS SIGN}2.5",
-        "seed 17",
+        "17; the noise has no seed",
     ):
         assert piece in text
 
@@ -149,13 +198,6 @@ def test_the_words_follow_the_diagnostics():
     assert good.level == "good" and "agree with each other" in good.reasons[0]
     assert bad.level == "unusable" and "do not agree" in bad.reasons[0] and "known to" not in str(bad)
     assert short.level == "unusable" and "too few" in short.reasons[0]
-
-
-def test_warnings_are_marked(tmp_path):
-    bad = render(tmp_path, make_run(shift=3.0))
-    assert 'class="verdict bad"' in bad and 'class="note bad"' in bad
-    good = render(tmp_path, make_run())
-    assert 'class="verdict good"' in good and 'class="note bad"' not in good
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
@@ -211,7 +253,7 @@ def test_ticks_are_round_and_inside(low, high):
 def test_what_the_pilot_took_is_what_the_steps_did_not(tmp_path):
     page = render(tmp_path, make_run())
     assert (
-        "46.4% of it, 8.0% before the chain (pilot)" in page
+        "46.4% of the cap, 8.0% before the chain (pilot)" in page
     )  # (0.8 * 1200 * 0.000025 + 0.005) / 0.0625, 0.005 / 0.0625
 
 
@@ -221,7 +263,7 @@ def test_langevin_is_told_in_the_words_of_the_plan(tmp_path):
         ({"kernel": "langevin"}, "langevin, step size h = 0.4, noise sigma = 2 per correction<"),
         ({"kernel": "langevin", "copy_sigma": 60.0}, "noise sigma = 2 per correction on average<"),
     ):
-        assert words in render(tmp_path, dataclasses.replace(run, plan=run.plan | plan))
+        assert words in render(tmp_path, dataclasses.replace(run, planned=run.planned | plan))
 
 
 def test_clamped_records_are_told_of_as_a_rule(tmp_path):
@@ -245,3 +287,15 @@ def test_a_delta_of_one_in_n_is_called_what_it_is_for_each_owner():
     fine, bad = (dataclasses.replace(make_run().privacy, delta=delta, n=1000, owner="Amber") for delta in (1e-6, 0.5))
     assert "WARNING" not in str(JointStatement((fine, fine)))
     assert "WARNING, of Amber: delta = 0.5 is not below 1/n = 0.001" in str(JointStatement((fine, bad)))
+
+
+def test_owners_stand_side_by_side_with_what_holds_for_somebody_whom_all_know(tmp_path):
+    run = make_run()
+    rules = {"Amber": "clamp", "Birch": "refuse"}
+    owners = tuple(dataclasses.replace(run.privacy, owner=name, outside=rule) for name, rule in rules.items())
+    planned = run.planned | {"owners": [{"name": "Amber", "share": 0.75}, {"name": "Birch", "share": 0.25}]}
+    text = render(tmp_path, dataclasses.replace(run, privacy=JointStatement(owners), planned=planned))
+    parse(text)
+    assert "Owners and their coalition" in text and "75%" in text and "moved to its nearest point" in text
+    together = float(re.search(r"which is epsilon = ([\d.]+)", text)[1])
+    assert together == pytest.approx(float(gdp.epsilon(2**0.5 * run.privacy.mu, 1e-6)), rel=0.01)

@@ -340,6 +340,8 @@ def test_an_estimate_says_so():
 
 def test_intervals_that_are_not_calibrated_make_a_run_rough():
     run = drawn()
-    wide = replace(run, plan=run.plan | {"target": run.plan["target"] | {"ratios": {"slope[0]": 0.7, "slope[1]": 1.0}}})
+    wide = replace(
+        run, planned=run.planned | {"target": run.planned["target"] | {"ratios": {"slope[0]": 0.7, "slope[1]": 1.0}}}
+    )
     assert wide.verdict.level != "good"
     assert any("not calibrated" in reason for reason in wide.verdict.reasons)

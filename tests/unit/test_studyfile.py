@@ -175,7 +175,7 @@ def test_a_model_file_that_raises_is_told_by_type_and_line_only(tmp_path):
 
 def test_every_setting_reaches_the_sampler_or_is_used_here():
     """A key that parses and then does nothing would be a silent default."""
-    used_here = {"name", "model", "epsilon", "delta", "ledger", "checkpoint"}
+    used_here = {"name", "question", "answer", "model", "epsilon", "delta", "ledger", "checkpoint"}
     assert set(Settings.__struct_fields__) == used_here | set(SAMPLE_OPTIONS) | set(ESTIMATE_OPTIONS)
 
 

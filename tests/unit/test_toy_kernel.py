@@ -157,11 +157,11 @@ def test_it_is_planned_by_its_name_and_listed_where_the_planner_has_the_choice()
 
 def test_it_samples_a_table_and_is_in_the_transcript_the_statement_and_the_report(tmp_path):
     run = sf.sample(coin, TABLES[0], **STATED, **ASKED, iterations=400)
-    assert run.plan["kernel"] == "two-speed" and run.transcript["d_n_noisy"].shape == (2, 400)
+    assert run.planned["kernel"] == "two-speed" and run.transcript["d_n_noisy"].shape == (2, 400)
     moved = np.abs(np.diff(run.transcript["theta"][..., 0])) > 0
     assert np.array_equal(moved, run.transcript["accepted"][:, 1:])
     assert "exact posterior" in run.privacy.exact and run.privacy.releases > 800
-    assert run.acceptance == pytest.approx(watch.planned_acceptance(run.plan), abs=0.12)
+    assert run.acceptance == pytest.approx(watch.planned_acceptance(run.planned), abs=0.12)
     assert "two-speed, step" in run.report(tmp_path / "report.html").read_text()
     assert abs(run.draws["p"].mean() - TABLES[0]["y"].mean()) < 0.02
 
@@ -170,13 +170,13 @@ def test_a_run_loaded_where_nobody_registered_it_is_still_a_run(tmp_path):
     path = sf.sample(coin, TABLES[0], **STATED, **ASKED, iterations=40, pilot_share=0.0).save(tmp_path / "run.npz")
     KINDS.pop("two-speed")
     again = sf.load(path)
-    assert np.isnan(watch.planned_acceptance(again.plan)) and again.verdict.level
+    assert np.isnan(watch.planned_acceptance(again.planned)) and again.verdict.level
 
 
 def test_it_samples_over_two_owners():
     owners = [sf.Owner(t, name=n, epsilon=1.0, delta=1e-6) for t, n in zip(TABLES, ("amber", "birch"), strict=True)]
     run = sf.sample(coin, owners, domain=DOMAIN, **ASKED, iterations=40, pilot_share=0.0)
-    assert run.plan["kernel"] == "two-speed" and 20 < run.iterations <= 40  # as many as the budgets buy
+    assert run.planned["kernel"] == "two-speed" and 20 < run.iterations <= 40  # as many as the budgets buy
     assert run.transcript["widths"].shape == (2, run.iterations, 2) and (run.transcript["widths"] > 0).any()
     assert [said.owner for said in run.privacy.owners] == ["amber", "birch"]
     assert all("exact posterior" in said.exact for said in run.privacy.owners)
@@ -189,7 +189,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
     chunks[-1].unlink()  # as if it had been killed before its last chunk was durable
     kept = np.swapaxes(np.concatenate([saved.transcript["theta"] for saved in Journal(tmp_path / "run").read()]), 0, 1)
     again = sf.resume(tmp_path / "run", TABLES[0], model=coin, progress=False)
-    assert again.plan["kernel"] == "two-speed" and again.iterations > kept.shape[1] > 0
+    assert again.planned["kernel"] == "two-speed" and again.iterations > kept.shape[1] > 0
     assert np.array_equal(again.transcript["theta"][:, : kept.shape[1]], kept)
     KINDS.pop("two-speed")
     with pytest.raises(InvalidInput, match="import the file that registers it"):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from sfumato.analysis.facts import scalars
 from sfumato.analysis.result import quiet_arviz
 
 if TYPE_CHECKING:
@@ -35,14 +36,7 @@ class Row(NamedTuple):
 
 def series(run: "Run | Estimate") -> dict[str, np.ndarray]:
     """Draws by scalar parameter, (chain, draw) each, vectors as ``beta[2]``."""
-    out: dict[str, np.ndarray] = {}
-    for site, draws in run.draws.items():
-        if draws.ndim == 2:
-            out[site] = draws
-            continue
-        for index in np.ndindex(*draws.shape[2:]):
-            out[f"{site}[{', '.join(map(str, index))}]"] = draws[(slice(None), slice(None), *index)]
-    return out
+    return {name: values for site, draws in run.draws.items() for name, values in scalars(site, draws, 2).items()}
 
 
 def posterior_rows(run: "Run") -> list[Row]:
@@ -82,6 +76,11 @@ def intervals(estimate: "Estimate") -> list[Interval]:
         share = estimate.of_prior.get(name, math.nan)
         found.append(Interval(name, float(np.mean(draws)), float(np.std(draws)), float(low), float(high), share))
     return found
+
+
+def decimals(sd: float) -> int:
+    """So many that two digits of a standard deviation are seen; three where there is none."""
+    return 3 if not sd > 0 or not math.isfinite(sd) else min(max(1 - math.floor(math.log10(sd)), 0), 10)
 
 
 def _row(name: str, draws: np.ndarray) -> Row:

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from sfumato.analysis.facts import Facts
 from sfumato.analysis.result import quiet_arviz
 from sfumato.analysis.verdict import Verdict
+from sfumato.analysis.wording import Words
 from sfumato.planner.forecast import MOSTLY_PRIOR
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
@@ -66,6 +69,8 @@ class Estimate:
         `hint` (which columns want centring and scaling), `law` (there if a family's own law was used: it holds anywhere).
     pilot
         Every release: what was asked, where, with which noise, and the answer.
+    facts
+        What a reader must know beside the numbers: words, model, priors, domain.
     """
 
     draws: Mapping[str, np.ndarray]
@@ -77,6 +82,7 @@ class Estimate:
     about: Mapping[str, Any]
     pilot: Mapping[str, Any] = field(repr=False)
     seed: int
+    facts: Facts = field(default=Facts(), repr=False, compare=False)
 
     def more(self, size: int, seed: int = 0) -> dict[str, np.ndarray]:
         """So many draws, {site: array (draw, ...)}: points of the population, drawn by weight. They cost nothing."""
@@ -97,17 +103,25 @@ class Estimate:
         return quiet_arviz().from_dict(posterior=dict(self.draws), attrs=attributes)
 
     def summary(self) -> Any:
-        """ArviZ summary table under its verdict: mean, sd and interval; of an unusable estimate nothing."""
-        table = quiet_arviz().summary(self.to_arviz(), round_to=None, kind="stats")
-        from sfumato.analysis.summary import with_verdict  # and pandas
+        """Table under its verdict: mean, sd, the 5 % and 95 % quantiles, width beside the prior's; of an unusable one nothing."""
+        from sfumato.analysis.summary import of_estimate  # and pandas
 
-        return with_verdict(table, self.verdict)
+        return of_estimate(self)
 
-    def report(self, path: str | Path) -> Path:
-        """Write the HTML report."""
+    def report(self, path: str | Path, *, title: str | None = None, words: Words | None = None) -> Path:
+        """Write the HTML report; `title` and `words` in place of the study's own."""
         from sfumato.analysis.report import write_report
 
-        return write_report(self, path)
+        return write_report(self, path, title=title, words=words)
+
+    def described(self, words: Words) -> "Estimate":
+        """The same estimate with the study's own words, which its report and its files then carry."""
+        return replace(self, facts=msgspec.structs.replace(self.facts, words=words))
+
+    @property
+    def told(self) -> Facts:
+        """What a reader must know beside the numbers."""
+        return self.facts
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one file (NumPy .npz with a JSON header; no pickles). `sfumato.load` reads it."""
@@ -117,6 +131,7 @@ class Estimate:
         header = {
             "format": FORMAT, "kind": KIND, "label": self.label, "privacy": plain_fields(self.privacy), "about": dict(self.about),
             "of_prior": dict(self.of_prior), "pilot": dict(self.pilot), "seed": self.seed, "arrays": sorted(arrays),
+            "facts": self.facts.to_dict(),
         }  # fmt: skip
         with path.open("wb") as file:
             np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]
@@ -124,6 +139,12 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.label}\n{self.verdict}\n{self.privacy}"
+
+    def _repr_html_(self) -> str:
+        """The answer in a sentence, the verdict, the table: as much of them as may be shown."""
+        from sfumato.analysis.report.answer import brief
+
+        return brief(self)
 
     def __repr__(self) -> str:
         return (
@@ -145,7 +166,7 @@ def rebuilt(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Esti
     return Estimate(
         draws=part("draws/"), label=header["label"], privacy=from_fields(header["privacy"]), population=part("population/"),
         weight=arrays["weight"], of_prior=header["of_prior"], about=header["about"], pilot=header["pilot"],
-        seed=header["seed"],
+        seed=header["seed"], facts=Facts.from_dict(header.get("facts", {})),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from sfumato.analysis import local_normal, noise_aware
 from sfumato.analysis.estimate import CHAINS, EXACT, LABEL_COUNTS, LABEL_SUMS, RESTS_ON, Estimate, drawn
+from sfumato.analysis.facts import with_study
 from sfumato.bounds import compiled, synthetic
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput, Unsupported
@@ -155,8 +156,9 @@ def from_run(run: "Run", study: Study, *, draws: int = 1000, seed: int = 0) -> E
     return Estimate(
         draws={k: values[chosen].reshape(CHAINS, draws, *values.shape[1:]) for k, values in answer.points.items()},
         label=label, privacy=_promised(run.privacy), population=answer.points, weight=answer.weight,
-        of_prior=answer.of_prior, about=answer.about | about | {"limit": float(run.plan["limit_ess"])},
+        of_prior=answer.of_prior, about=answer.about | about | {"limit": float(run.planned["limit_ess"])},
         pilot={"releases": released, "lost": run.pilot.get("lost", 0)}, seed=seed,
+        facts=with_study(run.facts, study),
     )  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def _promised(privacy: Statement | JointStatement) -> Statement | JointStatement
 
 def _moved_by_scores(run: "Run") -> bool:
     """Whether the chain was Langevin around a reference point, and has begun."""
-    return bool(run.plan.get("trust")) and "t_noisy" in run.transcript and run.transcript["t_noisy"].size > 0
+    return bool(run.planned.get("trust")) and "t_noisy" in run.transcript and run.transcript["t_noisy"].size > 0
 
 
 def _asked(run: "Run") -> list[Asked]:
@@ -213,8 +215,8 @@ def _average(run: "Run") -> Asked:
     scores = np.asarray(run.transcript["t_noisy"])
     scores = scores.reshape(-1, scores.shape[-1])
     scores = scores[np.isfinite(scores).all(axis=1)]
-    sigma = float(np.sqrt((4 / run.plan["step"] - 1) / len(scores)))
-    centre, matrix = np.array(run.plan["belief"]["centre"]), np.array(run.plan["matrix"])
+    sigma = float(np.sqrt((4 / run.planned["step"] - 1) / len(scores)))
+    centre, matrix = np.array(run.planned["belief"]["centre"]), np.array(run.planned["matrix"])
     return Asked("gradient", centre, matrix, sigma, scores.mean(axis=0))
 
 

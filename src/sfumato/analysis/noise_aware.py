@@ -361,13 +361,13 @@ def _statistics(run: "Run") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Corrections asked for as scalars, a small share of the budget, are left out; those made from a copy say nothing besides.
     """
     t_noisy = np.asarray(run.transcript["t_noisy"])
-    columns = np.asarray(run.plan["matrix"]).T
+    columns = np.asarray(run.planned["matrix"]).T
     count = t_noisy.shape[0] * t_noisy.shape[1]
     if not count:
         return np.zeros((0, len(columns))), np.zeros(0), np.zeros(0)
-    average, precision = t_noisy.reshape(count, -1).mean(axis=0), run.plan["step"] / 4
+    average, precision = t_noisy.reshape(count, -1).mean(axis=0), run.planned["step"] / 4
     if "copy_noisy" in run.transcript:
-        second = run.plan["copy_sigma"] ** -2
+        second = run.planned["copy_sigma"] ** -2
         other = np.asarray(run.transcript["copy_noisy"]).reshape(count, -1).mean(axis=0)
         average, precision = (average * precision + other * second) / (precision + second), precision + second
     return columns, average, np.full(len(columns), (precision * count) ** -0.5)

@@ -3,14 +3,17 @@
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
+from sfumato.analysis.facts import Beside, Facts, with_study
+from sfumato.analysis.wording import Words
 from sfumato.errors import CheckpointError, InvalidInput, SfumatoError
 from sfumato.privacy.joint import JointStatement, from_fields, plain_fields
 from sfumato.privacy.statement import Statement
@@ -18,8 +21,11 @@ from sfumato.privacy.statement import Statement
 if TYPE_CHECKING:
     from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.verdict import Verdict
+    from sfumato.planner import Plan
 
 FORMAT = 1
+COMPARED_WITH = ("slope", "prior_share", "trust")
+"""Beside the plan itself, what `Run.planned` has: public numbers that the chain's answers are compared with."""
 
 
 class StopReason(StrEnum):
@@ -52,20 +58,23 @@ class Run:
         FINISHED, BUDGET_SPENT, INTERRUPTED, OWNER_LOST, or NOT_MIXING: the chain stopped itself, and budget is left.
     stop_owner
         Of several owners, the one whose budget ended or who did not answer any more; else empty.
-    plan, pilot
-        What was planned (as plain values), and every release of the pilot (or the copies a bundle's start used).
+    planned, pilot
+        What was planned, as plain values, with what the chain was compared with; and every release of the pilot (or the copies a
+        bundle's start used). `plan` is the same as a `Plan`.
     study
         Model and domain, as they were sampled; not saved to files.
     discarded
         Draws at the start of every chain that are left out, because the chains were visibly on their way
         (`sfumato.analysis.verdict.visible_transient`); the transcript has them. Mostly 0.
+    facts
+        What a reader must know beside the numbers, as far as it costs nothing to say; `told` is all of it.
     """
 
     draws: Mapping[str, np.ndarray]
     transcript: Mapping[str, np.ndarray]
     privacy: Statement | JointStatement
     stop_reason: StopReason
-    plan: Mapping[str, Any]
+    planned: Mapping[str, Any]
     pilot: Mapping[str, Any]
     coordinates: tuple[str, ...]
     seed: int
@@ -73,6 +82,56 @@ class Run:
     study: Any = field(default=None, repr=False, compare=False)
     stop_owner: str = ""
     discarded: int = 0
+    facts: Facts = field(default=Facts(), repr=False, compare=False)
+
+    @cached_property
+    def plan(self) -> "Plan":
+        """The plan after the pilot: what the chain was made for."""
+        from sfumato.planner import Plan
+
+        return Plan.read({name: value for name, value in self.planned.items() if name not in COMPARED_WITH})
+
+    @cached_property
+    def told(self) -> Facts:
+        """Everything a reader must know beside the numbers: words, model, priors, domain."""
+        if self.study is None or self.facts.model:
+            return self.facts
+        return with_study(self.facts, self.study)
+
+    def described(self, words: Words) -> "Run":
+        """The same run with the study's own words, which its report and its files then carry."""
+        return replace(self, facts=msgspec.structs.replace(self.facts, words=words))
+
+    def compared(self) -> "Run":
+        """The same run with what its releases say by themselves, for its report, where that is told in a moment.
+
+        Not of an unusable run (`heard` is that), nor where it is a chain of its own: a family's law, which `noise_aware` samples.
+        """
+        from sfumato.analysis.from_releases import has_law
+
+        known = self.study is None or self.facts.beside is not None or not self.verdict.usable
+        if known or (self.study.family is not None and has_law(self.study.family)):
+            return self
+        found = self._beside()
+        return (
+            self
+            if found is None
+            else replace(self, facts=msgspec.structs.replace(self.facts, beside=_beside_of(found)))
+        )
+
+    def _kept_facts(self) -> Facts:
+        """What is saved of them: draws were paid for, and are kept whatever else fails."""
+        try:
+            return self.told
+        except Exception:
+            return self.facts
+
+    def _beside(self) -> "Estimate | None":
+        """What the releases say by themselves, where that can be told."""
+        try:
+            return self.noise_aware()
+        except SfumatoError:
+            return None
 
     @cached_property
     def verdict(self) -> "Verdict":
@@ -109,7 +168,7 @@ class Run:
         return arviz.from_dict(posterior=dict(self.draws), sample_stats=stats, attrs=attributes)
 
     def summary(self) -> Any:
-        """ArviZ summary table under its verdict: mean, sd, interval, Monte Carlo error, ESS and R-hat.
+        """Table under its verdict: mean, sd, the 5 % and 95 % quantiles, Monte Carlo error, ESS and R-hat, as ArviZ calls them.
 
         Of a run whose verdict is "unusable" only ESS and R-hat are shown, the rest is NaN: the numbers would mean nothing.
 
@@ -123,14 +182,9 @@ class Run:
                 f"a summary needs draws, and this run has none ({self.stop_reason.value}); resume it, or start one with a "
                 "larger epsilon."
             )
-        arviz = quiet_arviz()
-        with warnings.catch_warnings():
-            # Short or single chains have no R-hat: the table shows NaN, which says it.
-            warnings.simplefilter("ignore")
-            table = arviz.summary(self.to_arviz(), round_to=None)
-        from sfumato.analysis.summary import with_verdict
+        from sfumato.analysis.summary import of_run
 
-        return with_verdict(table, self.verdict)
+        return of_run(self)
 
     def noise_aware(
         self, model: Any = None, *, domain: Mapping[str, Any] | None = None, draws: int = 1000, seed: int = 0
@@ -149,16 +203,13 @@ class Run:
         """Of an unusable run, what its releases say all the same, where that can be told; None of a run that may be used."""
         if self.verdict.usable or self.study is None:
             return None
-        try:
-            return self.noise_aware()
-        except SfumatoError:
-            return None
+        return self._beside()
 
-    def report(self, path: str | Path) -> Path:
-        """Write the HTML report."""
+    def report(self, path: str | Path, *, title: str | None = None, words: Words | None = None) -> Path:
+        """Write the HTML report; `title` and `words` in place of the study's own."""
         from sfumato.analysis.report import write_report
 
-        return write_report(self, Path(path))
+        return write_report(self.compared(), Path(path), title=title, words=words)
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one file (NumPy .npz with a JSON header; no pickles)."""
@@ -176,14 +227,21 @@ class Run:
             "format": FORMAT,
             "privacy": plain_fields(self.privacy),
             "stop_reason": self.stop_reason.name,
-            "plan": dict(self.plan),
+            "plan": dict(self.planned),
             "pilot": dict(self.pilot),
             "coordinates": list(self.coordinates),
             "seed": self.seed,
             "waited_share": self.waited_share,
             "stop_owner": self.stop_owner,
             "discarded": self.discarded,
+            "facts": self._kept_facts().to_dict(),
         }
+
+    def _repr_html_(self) -> str:
+        """The answer in a sentence, the verdict, the table: as much of them as may be shown."""
+        from sfumato.analysis.report.answer import brief
+
+        return brief(self)
 
     def __repr__(self) -> str:
         chains = self.transcript["accepted"].shape[0]
@@ -191,6 +249,13 @@ class Run:
             f"<Run {chains} x {self.iterations} draws of {', '.join(self.draws)}; epsilon={self.privacy.epsilon:g}, "
             f"delta={self.privacy.delta:g}; {self.stop_reason.value}; {self.verdict.level}>"
         )
+
+
+def _beside_of(estimate: "Estimate") -> Beside:
+    from sfumato.analysis.diagnostics import intervals
+
+    rows = [(row.name, row.mean, row.sd, row.low, row.high) for row in intervals(estimate)]
+    return Beside(estimate.label, estimate.verdict.level, rows)
 
 
 def quiet_arviz() -> Any:
@@ -241,11 +306,12 @@ def _rebuilt(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Run
         transcript={k.removeprefix("transcript/"): v for k, v in arrays.items() if k.startswith("transcript/")},
         privacy=from_fields(header["privacy"]),
         stop_reason=StopReason[header["stop_reason"]],
-        plan=header["plan"],
+        planned=header["plan"],
         pilot=header["pilot"],
         coordinates=tuple(header["coordinates"]),
         seed=header["seed"],
         waited_share=header["waited_share"],
         stop_owner=header.get("stop_owner", ""),
         discarded=header["discarded"],
+        facts=Facts.from_dict(header.get("facts", {})),
     )

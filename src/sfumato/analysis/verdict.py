@@ -12,6 +12,7 @@ from sfumato.kernel import asks_first
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import PERHAPS_CUT
 from sfumato.privacy.target import Target
+from sfumato.tools.notebook import card
 
 if TYPE_CHECKING:
     from sfumato.analysis.diagnostics import Row
@@ -60,6 +61,13 @@ class Verdict:
     level: Level
     reasons: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"<Verdict {self.level}: {self.reasons[0] if self.reasons else ''}>"
+
+    def _repr_html_(self) -> str:
+        words = {"good": "Good", "rough": "Rough", "unusable": "Do not use"}[self.level]
+        return card(words, text=" ".join(self.reasons), mark=self.level)
+
     def __str__(self) -> str:
         words = {"good": "good", "rough": "rough", "unusable": "do not use"}[self.level]
         return f"{words}: {' '.join(self.reasons)}"
@@ -84,7 +92,7 @@ def judge(run: "Run") -> Verdict:
 
 def _target(run: "Run") -> Target | None:
     """What was sampled, where that is no posterior of a likelihood."""
-    return Target.from_dict(run.plan["target"]) if run.plan.get("target") else None
+    return Target.from_dict(run.planned["target"]) if run.planned.get("target") else None
 
 
 def _judged(run: "Run", rows: "list[Row]") -> Verdict:
@@ -99,7 +107,7 @@ def _judged(run: "Run", rows: "list[Row]") -> Verdict:
 
 def may_be_heard(run: "Run") -> bool:
     """Whether a run released something that `Run.noise_aware` can read: a pilot's answers, a statistic, copies."""
-    statistics = "t_noisy" in run.transcript and not run.plan.get("trust")
+    statistics = "t_noisy" in run.transcript and not run.planned.get("trust")
     return any("matrix" in one for one in run.pilot.get("releases", ())) or "copies_mean" in run.pilot or statistics
 
 
@@ -112,8 +120,8 @@ def _against_use(run: "Run", rows: "list[Row]") -> list[str]:
         found.append(_not_arrived(run))
     if run.stop_reason.name == "NOT_MIXING":
         found.append("The chain stopped itself, with budget left, because it does not do what was planned.")
-    if "belief" in run.plan and run.iterations:
-        found += watch.alarms(run.transcript, run.plan, watch.FALSE_ALARM)
+    if "belief" in run.planned and run.iterations:
+        found += watch.alarms(run.transcript, run.planned, watch.FALSE_ALARM)
     return found + _not_mixed(run, rows) + _not_there(run, rows) + _away_from_the_pilot(run, rows)
 
 
@@ -162,13 +170,13 @@ def _not_there(run: "Run", rows: "list[Row]") -> list[str]:
         found.append(
             f"The chains saw {seen:.0%} of the width that the released answers imply in some direction: too short to mix."
         )
-    mode = watch.implied_mode(run.transcript, run.plan)
+    mode = watch.implied_mode(run.transcript, run.planned)
     if not np.linalg.eigvalsh(mode.precision)[0] > 0:
         return found
     error = np.sqrt(np.diag(np.linalg.inv(mode.precision)) + spread**2 / least)
     noise = -float(ndtri(watch.FALSE_ALARM / 2 / len(error)))
     curved = CURVED * float(np.sqrt(np.mean(mode.offset**2)))
-    chance = GRACE + curved + PRIORS * np.asarray(run.plan["prior_share"]) + noise * error
+    chance = GRACE + curved + PRIORS * np.asarray(run.planned["prior_share"]) + noise * error
     away = _distance(x, mode.offset, "t_noisy" in run.transcript)
     worst = int(np.argmax(away - chance))
     if away[worst] > chance[worst]:
@@ -185,11 +193,11 @@ def _share_of_implied(run: "Run", least: float) -> float:
     Where the planned width is too small, the steps are, too: chains may agree with each other long before they have seen all.
     """
     x, kept = kept_white(run), {name: values[:, run.discarded :] for name, values in run.transcript.items()}
-    curvature = None if x is None else watch.implied_curvature(kept, run.plan)
+    curvature = None if x is None else watch.implied_curvature(kept, run.planned)
     if x is None or curvature is None:
         return 1.0
     dim = x.shape[2]
-    own, prior = np.atleast_2d(np.cov(x.reshape(-1, dim), rowvar=False)), np.asarray(run.plan["prior_share"])
+    own, prior = np.atleast_2d(np.cov(x.reshape(-1, dim), rowvar=False)), np.asarray(run.planned["prior_share"])
     noise, chance = (
         -float(ndtri(watch.FALSE_ALARM / dim)),
         2 * float(gammaincinv(least / 2, watch.FALSE_ALARM / dim)) / least,
@@ -209,8 +217,8 @@ def _away_from_the_pilot(run: "Run", rows: "list[Row]") -> list[str]:
         return []
     mean, spread = np.abs(x.mean(axis=(0, 1))), x.std(axis=(0, 1))
     noise = -float(ndtri(watch.FALSE_ALARM / 2 / len(mean)))
-    error = np.sqrt(run.plan["belief"]["error"] ** 2 + spread**2 / least)
-    chance = GRACE + PRIORS * np.asarray(run.plan["prior_share"]) + noise * error
+    error = np.sqrt(run.planned["belief"]["error"] ** 2 + spread**2 / least)
+    chance = GRACE + PRIORS * np.asarray(run.planned["prior_share"]) + noise * error
     worst = int(np.argmax(mean - chance))
     if mean[worst] <= chance[worst]:
         return []
@@ -241,9 +249,9 @@ def _distance(x: np.ndarray, offset: np.ndarray, statistics: bool) -> np.ndarray
 
 def kept_white(run: "Run") -> np.ndarray | None:
     """The kept draws in the plan's coordinates, (chain, draw, d); None where there is nothing to compare."""
-    if "belief" not in run.plan or run.iterations - run.discarded < 2:
+    if "belief" not in run.planned or run.iterations - run.discarded < 2:
         return None
-    return watch.whiten(run.transcript["theta"][:, run.discarded :], run.plan)
+    return watch.whiten(run.transcript["theta"][:, run.discarded :], run.planned)
 
 
 # -- rough ------------------------------------------------------------------------------------------------------------
@@ -275,13 +283,13 @@ def _doubts(run: "Run", rows: "list[Row]") -> list[str]:
 
 
 def _odd_acceptance(run: "Run") -> list[str]:
-    if "belief" not in run.plan:
+    if "belief" not in run.planned:
         return []
-    planned, met = watch.planned_acceptance(run.plan), run.acceptance
+    planned, met = watch.planned_acceptance(run.planned), run.acceptance
     words = f"{met:.0%} of the proposals were accepted, the plan expected about {planned:.0%}"
     if met < FEWER * planned:
         return [f"{words}: the plan's picture of the posterior is poor."]
-    if not asks_first(run.plan["kernel"]) and 1 - met < MORE * (1 - planned):
+    if not asks_first(run.planned["kernel"]) and 1 - met < MORE * (1 - planned):
         return [f"{words}: steps are short for this posterior."]
     return []
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sfumato.cli import audit, bundle, demo, doctor, endings, identity, ledger, node, paper, report, study
+from sfumato.cli.options import Command, Group, flag
 
 EPILOG = (
     "Exit codes: 0 fine; 1 something unexpected; 2 wrong usage or invalid input; 3 the plan is too weak, or `ledger verify` "
@@ -20,27 +21,27 @@ EPILOG = (
 
 app = typer.Typer(
     name="sfumato",
+    cls=Group,
     help="Exact Bayesian inference on records nobody is allowed to see.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,  # a traceback with locals would show records
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo.demo)
-app.command()(study.plan)
-app.command()(study.run)
-app.command()(study.estimate)
-app.command()(study.resume)
-app.command()(bundle.release)
-app.command()(bundle.sample)
-app.command()(report.report)
-app.command()(node.init)
-app.command()(node.serve)
+app.command(cls=Command)(demo.demo)
+app.command(cls=Command)(study.plan)
+app.command(cls=Command)(study.run)
+app.command(cls=Command)(study.estimate)
+app.command(cls=Command)(study.resume)
+app.command(cls=Command)(bundle.release)
+app.command(cls=Command)(bundle.sample)
+app.command(cls=Command)(report.report)
+app.command(cls=Command)(node.init)
+app.command(cls=Command)(node.serve)
 app.add_typer(node.tokens, name="token")
 app.add_typer(identity.app, name="identity")
-app.command()(audit.audit)
-app.command()(doctor.doctor)
+app.command(cls=Command)(audit.audit)
+app.command(cls=Command)(doctor.doctor)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(paper.app, name="paper")
 
@@ -56,7 +57,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and leave.")
+        bool, flag("--version", callback=_print_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:
     pass

@@ -1,12 +1,18 @@
 """``sfumato audit``: attack the promise of a study on made-up records."""
 
-from typing import Annotated, Any
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sfumato.cli import endings
 from sfumato.cli.study import AsJson, StudyPath
 from sfumato.errors import InvalidInput
+from sfumato.tools.progress import Tick, by_tenths, stage, watching
+
+if TYPE_CHECKING:
+    from sfumato.auditor import Audit
 
 OPTIONS = ("kernel", "chains", "pilot_share")
 
@@ -32,9 +38,26 @@ def audit(
 
     Spends nobody's budget and never opens the study's data. Exit code 7 if the promise is refuted.
     """
+    tick = None if sys.stderr.isatty() or as_json else by_tenths(lambda line: typer.echo(line, err=True))
+    with watching(f"reading {study.name}"):
+        found, name = _attacked(study, trials, confidence, n, kernel, seed, tick)
+    if as_json:
+        endings.write_json({"ok": found.passed, "study": name, "audit": found.to_dict()})
+    else:
+        from sfumato.cli import show
+
+        show.audit(found, name)
+    raise typer.Exit(endings.FINE if found.passed else endings.REFUTED)
+
+
+def _attacked(
+    study: Path, trials: int, confidence: float, n: int | None, kernel: str | None, seed: int | None, tick: Tick | None
+) -> "tuple[Audit, str]":
+    """Read the study and attack its promise."""
     from sfumato.files.study import read_study
 
     file = read_study(study)
+    stage("starting JAX")
     model, domain = file.model(), file.domain()  # in this order: the model's file may define a domain of its own
     if domain is None:
         raise InvalidInput(
@@ -48,14 +71,10 @@ def audit(
     options |= {name: value for name, value in given.items() if value is not None}
     from sfumato.auditor import audit as attack
 
+    stage("planning, and looking for the two records that are furthest apart")
     found = attack(
         model, domain, epsilon=epsilon, delta=delta,
-        sensitivity=file.sensitivity(), guess=file.guess, trials=trials, confidence=confidence, seed=seed, **options,
+        sensitivity=file.sensitivity(), guess=file.guess, trials=trials, confidence=confidence, seed=seed, progress=tick,
+        **options,
     )  # fmt: skip
-    if as_json:
-        endings.write_json({"ok": found.passed, "study": file.name, "audit": found.to_dict()})
-    else:
-        from sfumato.cli import show
-
-        show.audit(found, file.name)
-    raise typer.Exit(endings.FINE if found.passed else endings.REFUTED)
+    return found, file.name

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli import endings
-from sfumato.cli.study import AsJson, Force, OutFolder, hand_over
+from sfumato.cli.study import AsJson, Force, OutFolder, following, hand_over
 from sfumato.errors import InvalidInput
+from sfumato.tools.progress import watching
 
 if TYPE_CHECKING:
     from sfumato.families import Family
@@ -44,9 +45,9 @@ def release(
     The whole cost is reserved before the first copy is drawn.
     """
     given = _request(study, family, data, epsilon, delta, outside, column)
-    from sfumato.owners.bundle import release as make
+    with watching("opening the ledger and the records"), _ledger(study, ledger) as opened:
+        from sfumato.owners.bundle import release as make
 
-    with _ledger(study, ledger) as opened:
         made = make(
             given["family"], given["data"], epsilon=given["epsilon"], delta=given["delta"], copies=copies, path=out,
             outside=given["outside"], columns=given["columns"], ledger=opened,
@@ -86,16 +87,18 @@ def sample(
     """
     if any((out / name).exists() for name in ("run.npz", "estimate.npz")):
         raise InvalidInput(f"the folder {out} already holds a finished run or estimate; choose another --out.")
-    from sfumato.owners.bundle import Bundle
-    from sfumato.run.sampling import sample as draw
+    title = ", ".join(path.stem for path in bundle)
+    with following(as_json, title, force):
+        from sfumato.owners.bundle import Bundle
+        from sfumato.run.sampling import sample as draw
 
-    opened = [Bundle.open(path) for path in bundle]
-    chosen = _stated_family(study, family)
-    drawn = draw(
-        chosen if chosen is not None else _named_family(opened[0]), opened, kernel=kernel, chains=chains, seed=seed,
-        iterations=iterations, force=force,
-    )  # fmt: skip
-    hand_over(drawn, None, out, ", ".join(path.stem for path in bundle), as_json)
+        opened = [Bundle.open(path) for path in bundle]
+        chosen = _stated_family(study, family)
+        drawn = draw(
+            chosen if chosen is not None else _named_family(opened[0]), opened, kernel=kernel, chains=chains, seed=seed,
+            iterations=iterations, force=force,
+        )  # fmt: skip
+    hand_over(drawn, None, out, title, as_json)
 
 
 # -- what was asked ---------------------------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ def _show(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Wri
     from sfumato.analysis.diagnostics import shown_rows
     from sfumato.cli import show
     from sfumato.cli.demo import show_coefficients
+    from sfumato.cli.output import console
     from sfumato.demo.consortium.tables import LABELS, pooled_fit
 
     rows = shown_rows(run)
@@ -173,7 +174,7 @@ def _show(run: "Run", insurers: "list[Insurer]", seen: list[Seen], written: "Wri
     show.chains(run)
     show.statement(run)
     show.heading("What each owner's console says now")
-    show.console().print(_budgets(seen))
+    console().print(_budgets(seen))
     show.facts([(one.owner.name, f"{one.state['statement']}\n") for one in seen])
     show.files(written)
 
@@ -208,7 +209,7 @@ def _budgets(seen: list[Seen]) -> Any:
 
 def _look(everyone: "list[Owner]", run: "Run") -> list[Seen]:
     """Read every owner's console."""
-    facts = zip(everyone, run.plan["owners"], strict=True)
+    facts = zip(everyone, run.plan.owners, strict=True)
     return [Seen(owner, owner.console(), planned["share"]) for owner, planned in facts]
 
 

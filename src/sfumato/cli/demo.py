@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.cli import endings
+from sfumato.cli.options import flag
 from sfumato.cli.study import AsJson
 from sfumato.errors import InvalidInput
 
@@ -60,7 +61,7 @@ def demo(
         int | None, typer.Option("--iterations", help="Steps per chain at the most; else as many as the budget buys.")
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Consortium: leave the nodes and their consoles running until Ctrl-C.")
+        bool, flag("--keep", help="Consortium: leave the nodes and their consoles running until Ctrl-C.")
     ] = False,
     unsealed: Annotated[
         bool, typer.Option("--unsealed", help="Consortium: no sealed sums; every owner adds all the noise it needs.")
@@ -101,7 +102,8 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
     if not as_json:
         show.plan(planned, "before anything is spent; its assumptions were made knowing this public table")
     run = sample(study.home_ownership, data, seed=seed, **terms)
-    written = outputs.write(run, out, "Who owns a home?")
+    run = run.described(study.WORDS)
+    written = outputs.write(run, out, study.WORDS.title)
     rows, exact = shown_rows(run), study.non_private_fit(data)
     took = time.perf_counter() - began
     if as_json:
@@ -124,9 +126,10 @@ def _home(out: Path, epsilon: float, seed: int | None, limit: dict[str, int], as
 def show_coefficients(rows: "list[Row]", exact: "Fit", labels: Mapping[str, str], comparison: str) -> None:
     """Show both, coefficient by coefficient, and what the difference may be."""
     from sfumato.cli import show
+    from sfumato.cli.output import console
 
     show.heading("Coefficients (log odds)")
-    show.console().print(_table(rows, exact, labels))
+    console().print(_table(rows, exact, labels))
     if not any(math.isnan(row.mean) for row in rows):  # of an unusable run there is nothing to compare
         show.paragraph(comparison.format(expected=median(row.ess for row in rows) ** -0.5))
 

@@ -10,6 +10,7 @@ import typer
 
 from sfumato.cli import endings
 from sfumato.cli.study import AsJson
+from sfumato.tools.version import versions
 
 PACKAGES = ("sfumato", "jax", "numpyro", "opendp", "numpy", "scipy", "arviz", "pandas", "pyarrow", "typer", "rich")
 SCALE = 1000.0
@@ -49,15 +50,7 @@ def _examine(name: str, check: Callable[[], tuple[bool, str]]) -> Check:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "missing"
-    return found
+    return {"system": f"{platform.system()} {platform.machine()}"} | versions(PACKAGES)
 
 
 def _noise(make: Callable[[float], Any]) -> tuple[bool, str]:
@@ -157,13 +150,14 @@ def _show(found: list[Check], versions: dict[str, str]) -> None:
     from rich.text import Text
 
     from sfumato.cli import show
+    from sfumato.cli.output import console
 
     show.heading("Self-test")
     table = Table.grid(padding=(0, 2))
     for check in found:
         mark = Text("fine", style="green") if check.ok else Text("WRONG", style="bold red")
         table.add_row(Text(f"  {check.name}"), mark, Text(check.seen))
-    show.console().print(table)
+    console().print(table)
     show.heading("Versions")
     show.paragraph(", ".join(f"{name} {version}" for name, version in versions.items()))
     if not all(check.ok for check in found):

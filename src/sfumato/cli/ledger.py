@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sfumato.cli import endings
+from sfumato.cli.options import Command, Group, flag
 from sfumato.errors import InvalidInput, LedgerError, SfumatoError
 from sfumato.privacy.budget import mu_squared
 from sfumato.vault.ledger import Head, Ledger
@@ -18,6 +19,7 @@ PROBLEMS_FOUND = 3
 """Of a plan 3 means that it is too weak; here nothing is planned."""
 
 app = typer.Typer(
+    cls=Group,
     help="Look at a budget ledger, export it, verify it, copy it.",
     epilog="Exit codes: 0 fine; 1 something unexpected; 2 wrong usage or invalid input; 3 verification found problems; 4 the "
     "ledger is missing, is none, or cannot be read.",
@@ -25,10 +27,10 @@ app = typer.Typer(
 )
 
 LedgerPath = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger's file.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for other programs.")]
+AsJson = Annotated[bool, flag("--json", help="Write JSON for other programs.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def show(path: LedgerPath, as_json: AsJson = False) -> None:
     """Show cap, spending and accounts."""
     with _opened(path, as_json) as ledger:
@@ -39,7 +41,7 @@ def show(path: LedgerPath, as_json: AsJson = False) -> None:
         _print_facts(facts)
 
 
-@app.command()
+@app.command(cls=Command)
 def export(
     path: LedgerPath,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file, not to the screen.")] = None,
@@ -59,7 +61,7 @@ def export(
         _fail(InvalidInput(words), as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def verify(
     path: LedgerPath,
     head: Annotated[
@@ -86,7 +88,7 @@ def verify(
         raise typer.Exit(PROBLEMS_FOUND)
 
 
-@app.command()
+@app.command(cls=Command)
 def backup(
     path: LedgerPath,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="The copy; must not exist.", show_default=False)],
@@ -154,23 +156,41 @@ def _amounts(cap: int, spent: int) -> dict[str, Any]:
 
 
 def _print_facts(facts: dict[str, Any]) -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(soft_wrap=True, highlight=False)
+    from sfumato.cli.output import console as opened
+
+    console = opened(80)
     # Plain Text everywhere: a name in the ledger is never read as markup.
     console.print(Text(_guarantee(facts)))
-    table = Table("account", "part of", "spent", "of", "left", "open", "answers", box=SIMPLE)
-    for account in facts["accounts"]:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("account", overflow="fold")
+    for column in ("spent", "of", "left", "open", "answers"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for depth, account in _tree(facts["accounts"]):
         amounts = account["mu_squared"]
         figures = [f"{amounts[name]:.4g}" for name in ("spent", "cap", "left")]
-        counts = [str(account["open_blocks"]), str(account["answers"])]
-        table.add_row(*map(Text, [account["name"], account["parent"] or "", *figures, *counts]))
+        counts = [str(account["open_blocks"]), f"{account['answers']:,}"]
+        table.add_row(*map(Text, ["  " * depth + account["name"], *figures, *counts]))
     if facts["accounts"]:
         console.print(table)
-    console.print(Text(f"Head: {facts['head']}"))
+    console.print(Text(f"Head: {facts['head']}"), soft_wrap=True)
+
+
+def _tree(accounts: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Accounts with their depth, each under the one that it is part of."""
+    names = {account["name"] for account in accounts}
+
+    def below(parent: str | None, depth: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        for account in accounts:
+            above = account["parent"] if account["parent"] in names else None
+            if above == parent:
+                yield depth, account
+                yield from below(account["name"], depth + 1)
+
+    return below(None, 0)
 
 
 def _guarantee(facts: dict[str, Any]) -> str:

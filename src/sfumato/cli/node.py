@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from sfumato.cli import endings
+from sfumato.cli.options import Command, Group, flag
 from sfumato.errors import InvalidInput
 
 OwnerPath = Annotated[Path, typer.Argument(metavar="OWNER", help="The owner's file (TOML).", show_default=False)]
 TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, - and _.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document to standard output and nothing else.")]
+AsJson = Annotated[bool, flag("--json", help="Write one JSON document to standard output and nothing else.")]
 
-tokens = typer.Typer(help="Tokens of a node: who may ask, and who may look.", no_args_is_help=True)
+tokens = typer.Typer(cls=Group, help="Tokens of a node: who may ask, and who may look.", no_args_is_help=True)
 
 
 def init(
@@ -54,7 +55,7 @@ def _write_new(path: Path, text: str) -> bool:
 def serve(
     owner: OwnerPath,
     dev: Annotated[
-        bool, typer.Option("--dev", help="For trying out: no TLS needed anywhere; makes tokens if there are none.")
+        bool, flag("--dev", help="For trying out: no TLS needed anywhere; makes tokens if there are none.")
     ] = False,
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="Listen here, whatever the file says.")
@@ -94,12 +95,12 @@ def serve(
     run(file, dev=dev, announce=announce)
 
 
-@tokens.command()
+@tokens.command(cls=Command)
 def add(
     owner: OwnerPath,
     name: TokenName,
-    for_owner: Annotated[bool, typer.Option("--owner", help="Opens the console; may not ask questions.")] = False,
-    monitor: Annotated[bool, typer.Option("--monitor", help="Reads /metrics and nothing else.")] = False,
+    for_owner: Annotated[bool, flag("--owner", help="Opens the console; may not ask questions.")] = False,
+    monitor: Annotated[bool, flag("--monitor", help="Reads /metrics and nothing else.")] = False,
     days: Annotated[float | None, typer.Option("--days", help="Expires after so many days; never by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -119,7 +120,7 @@ def add(
         typer.echo("Hand it over safely: it is not kept and cannot be shown again.", err=True)
 
 
-@tokens.command()
+@tokens.command(cls=Command)
 def revoke(owner: OwnerPath, name: TokenName, as_json: AsJson = False) -> None:
     """Close a token for good. A running node hangs up on it within a second."""
     from sfumato.node.config import read_owner
@@ -133,7 +134,7 @@ def revoke(owner: OwnerPath, name: TokenName, as_json: AsJson = False) -> None:
         typer.echo(f"{name} is revoked.")
 
 
-@tokens.command("list")
+@tokens.command("list", cls=Command)
 def list_tokens(owner: OwnerPath, as_json: AsJson = False) -> None:
     """List tokens: names, kinds and states, never the tokens themselves."""
     from sfumato.node.config import read_owner

@@ -29,7 +29,7 @@ def write(run: "Run", folder: Path, title: str, *, finished: bool = True) -> Wri
     An interrupted run is written to ``run-partial.npz``, so that the finished one can follow. Of an unusable one, what its
     releases say all the same is in ``noise-aware.npz``.
     """
-    written = _write(run, folder, title, "run", "run.npz" if finished else "run-partial.npz")
+    written = _write(run.compared(), folder, title, "run", "run.npz" if finished else "run-partial.npz")
     if run.heard is not None:
         written.files["releases"] = run.heard.save(folder / "noise-aware.npz")
     if finished and (folder / "run-partial.npz").exists():
@@ -50,7 +50,7 @@ def _write(found: "Run | Estimate", folder: Path, title: str, what: str, name: s
         files[what] = found.save(folder / name)
         files["statement"] = folder / "statement.txt"
         files["statement"].write_text(f"{found.privacy}\n", encoding="utf-8")
-        files["report"] = write_report(found, folder / "report.html", title=title)
+        files["report"] = write_report(found, folder / "report.html", title=None if found.facts.words.title else title)
     except OSError as error:
         raise InvalidInput(
             f"the output folder {folder} cannot be written ({error.strerror}); free some space."
@@ -78,7 +78,7 @@ def as_json(run: "Run", written: Written, name: str) -> dict[str, Any]:
         "acceptance": run.acceptance,
         "posterior": [row._asdict() for row in shown_rows(run)],
         **({"noise_aware": _told(run.heard)} if run.heard is not None else {}),
-        "plan": dict(run.plan),
+        "plan": dict(run.planned),
         "privacy": run.privacy.to_dict(),
         "statement": str(run.privacy),
         "files": {what: str(path) for what, path in written.files.items()},

@@ -10,13 +10,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sfumato.cli.options import Command, Group, flag
 from sfumato.errors import InvalidInput
 
 app = typer.Typer(
-    help="The paper's results as numbers and pictures.", no_args_is_help=True, pretty_exceptions_show_locals=False
+    cls=Group,
+    help="The paper's results as numbers and pictures.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Json = Annotated[bool, flag("--json", help="Print one JSON object and nothing else.")]
 Records = Annotated[float, typer.Option("--n", help="Number of records, at least 2.")]
 Alpha = Annotated[float, typer.Option(help="Exponent of Assumption 1, in (0, 1/2].")]
 C = Annotated[float, typer.Option("--c", help="Constant of Assumption 1: sensitivity at most c n^-alpha.")]
@@ -25,7 +29,7 @@ DEFAULT_SIGMA = 2.4
 """The best use of a budget for small steps of a random walk."""
 
 
-@app.command()
+@app.command(cls=Command)
 def theorem1(  # noqa: PLR0917 (options, given by name)
     n: Records,
     alpha: Alpha = 0.5,
@@ -52,7 +56,7 @@ def theorem1(  # noqa: PLR0917 (options, given by name)
     _theorem1_table(solved)
 
 
-@app.command()
+@app.command(cls=Command)
 def epsilon(  # noqa: PLR0917 (options, given by name)
     n: Records,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise in every answer.")],
@@ -77,7 +81,7 @@ def epsilon(  # noqa: PLR0917 (options, given by name)
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def records(  # noqa: PLR0917 (options, given by name)
     epsilon: Annotated[float, typer.Option(help="Target.")],
     iterations: Annotated[int, typer.Option(help="Number of iterations wanted.")],
@@ -105,7 +109,7 @@ def records(  # noqa: PLR0917 (options, given by name)
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def figures(
     out: Annotated[Path, typer.Option(help="Folder for the figures; made if missing.")],
     only: Annotated[list[str] | None, typer.Option(help="Name of a figure; repeat for several.")] = None,

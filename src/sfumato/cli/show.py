@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from sfumato.analysis.diagnostics import Interval, Row, intervals, shown_rows
+from sfumato.analysis.diagnostics import Interval, Row, decimals, intervals, shown_rows
 from sfumato.analysis.report.words import ending
 from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT, Verdict
+from sfumato.cli.output import console
+from sfumato.planner.advice import as_commands
 
 if TYPE_CHECKING:
     from sfumato.analysis.estimate import Estimate
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from sfumato.cli.outputs import Written
     from sfumato.planner import Plan
 
-WIDEST = 100  # paragraphs wider than this are hard to read
 ENDS = {
     "FINISHED": "all planned iterations were drawn",
     "BUDGET_SPENT": "the budget is spent, as planned",
@@ -34,13 +34,6 @@ ENDS = {
 STYLES = {"good": "bold green", "rough": "bold yellow", "unusable": "bold red"}
 UNSHOWN = "\N{EN DASH}"
 """In place of a number that would mislead, or that nobody knows."""
-
-
-def console() -> Console:
-    """Open standard output, no wider than is good for reading; a pipe gets 100 columns."""
-    plain = Console(highlight=False)
-    width = min(plain.width, WIDEST) if plain.is_terminal else WIDEST
-    return Console(highlight=False, width=width)
 
 
 def heading(text: str) -> None:
@@ -74,6 +67,16 @@ def plan(made: "Plan", name: str, study: Path = Path("study.toml")) -> None:
         console().print(Text("\n  Weak if the parameters are near there; the pilot will tell.", style="yellow"))
 
 
+def first_plan(made: "Plan", name: str, forced: bool = False) -> None:
+    """Show a plan that is about to be carried out, in a few lines: nothing is asked, Ctrl-C stops it."""
+    heading(f"Plan: {name}")
+    kept = ("budget", "pilot", "kernel", "chains", "forecast", "perhaps", "owner", "WARNING")
+    facts([row for row in made.rows() if row[0] in kept])
+    if made.hopeless:
+        on = " --force goes on all the same." if forced else ""
+        console().print(Text(f"  Too weak: the forecast says that the chain cannot mix.{on}", style="bold red"))
+
+
 def audit(found: "Audit", name: str) -> None:
     """Show what an audit found, and what to make of it."""
     heading(f"Audit: {name}")
@@ -84,14 +87,8 @@ def audit(found: "Audit", name: str) -> None:
 
 def advice(made: "Plan", study: Path) -> str:
     """Say what would make a weak plan strong, in the library's own words."""
-    from sfumato.errors import PlanTooWeak
-
-    try:
-        made.refuse_if_weak()
-    except PlanTooWeak as error:
-        text = in_shell(str(error), study)
-        return text[:1].upper() + text[1:]
-    return ""
+    text = in_shell(made.remedy, study)
+    return text[:1].upper() + text[1:]
 
 
 def in_shell(text: str, study: Path, out: Path | None = None) -> str:
@@ -103,9 +100,8 @@ def in_shell(text: str, study: Path, out: Path | None = None) -> str:
         rf"`{command} --epsilon \1{beside}` answers with what is left",
         text,
     )
-    text = text.replace("sf.estimate answers", f"`{command}{beside}` answers")
     force = "sfumato run" if out is None else f"sfumato resume {shlex.quote(short(out))}"
-    return text.replace("force=True samples", f"`{force} --force` samples")
+    return as_commands(text, f"{command}{beside}", force)
 
 
 def run(drawn: "Run", written: "Written", name: str, way_on: str = "") -> None:
@@ -153,7 +149,7 @@ def told(rows: list[Interval]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         share = UNSHOWN if isnan(row.of_prior) else f"{row.of_prior:.0%}"
-        table.add_row(Text(row.name), number(row.mean), number(row.sd), f"{row.low:.3f} to {row.high:.3f}", share)
+        table.add_row(Text(row.name), digits(row.mean, row.sd), digits(row.sd, row.sd), interval(row), share)
     return table
 
 
@@ -168,7 +164,7 @@ def chains(drawn: "Run") -> None:
     """Say how the chains went."""
     number = drawn.transcript["accepted"].shape[0]
     ended = ENDS[drawn.stop_reason.name]
-    forecast = f"The plan, made again after the pilot, had promised {drawn.plan['forecast_ess']:.0f} effective draws."
+    forecast = f"The plan, made again after the pilot, had promised {drawn.plan.forecast_ess:.0f} effective draws."
     paragraph(
         f"{number} chains x {drawn.iterations:,} iterations, {drawn.acceptance:.0%} accepted; {ended}. {forecast}"
     )
@@ -194,12 +190,22 @@ def posterior(rows: list[Row]) -> Table:
     """Build the posterior table."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     table.add_column("")
-    for column in ("mean", "sd", "90 % interval", "ESS", "R-hat"):
+    for column in ("mean", "sd", "90 % interval", "mcse", "ESS", "tail", "R-hat"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        interval = UNSHOWN if isnan(row.low) else f"{row.low:.3f} to {row.high:.3f}"
-        table.add_row(Text(row.name), number(row.mean), number(row.sd), interval, number(row.ess, 0), r_hat(row))
+        figures = [digits(row.mean, row.sd), digits(row.sd, row.sd), interval(row), digits(row.mcse, row.mcse)]
+        table.add_row(Text(row.name), *figures, number(row.ess, 0), number(row.ess_tail, 0), r_hat(row))
     return table
+
+
+def interval(row: Row | Interval) -> str:
+    """The 5 % and 95 % quantiles: the same interval everywhere."""
+    return UNSHOWN if isnan(row.low) else f"{digits(row.low, row.sd)} to {digits(row.high, row.sd)}"
+
+
+def digits(value: float, sd: float) -> str:
+    """A number with two digits of its standard deviation, or a dash in its place."""
+    return number(value, decimals(sd))
 
 
 def number(value: float, decimals: int = 3) -> str:

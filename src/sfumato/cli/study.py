@@ -2,23 +2,28 @@
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from sfumato.cli import endings
+from sfumato.cli.options import flag
 from sfumato.errors import CheckpointError, Interrupted, InvalidInput, NotArrived, PlanTooWeak
+from sfumato.tools.progress import stage, watching
 
 if TYPE_CHECKING:
     from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.result import Run
     from sfumato.files.study import StudyFile
+    from sfumato.planner import Plan
 
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="The study file (TOML).", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Write one JSON document to standard output and nothing else.")]
-Force = Annotated[bool, typer.Option("--force", help="Sample even if the plan says that the chain cannot mix.")]
+AsJson = Annotated[bool, flag("--json", help="Write one JSON document to standard output and nothing else.")]
+Force = Annotated[
+    bool, flag("--force", help="Sample although the plan says that the chain cannot mix. The verdict is not softened.")
+]
 NO_WAY_ON = "Without a checkpoint there is nothing to go on with; what was paid for, if anything, stays spent."
 OutFolder = Annotated[Path, typer.Option("--out", "-o", help="Folder for everything the run leaves; made if missing.")]
 
@@ -34,14 +39,19 @@ def plan(
     """
     from sfumato.files.study import PLAN_OPTIONS, read_study
 
-    file = read_study(study)
-    answered = file.remote or bool(file.owners)
-    records = n if n is not None or answered else file.records()
-    from sfumato.run.sampling import plan as make_plan
+    with ExitStack() as stack:
+        stack.enter_context(watching(f"reading {study.name}"))
+        file = read_study(study)
+        answered = file.remote or bool(file.owners)
+        records = n if n is not None or answered else file.records()
+        stage("starting JAX")
+        from sfumato.run.sampling import plan as make_plan
 
-    with file.source() if answered else nullcontext() as source:
+        source = stack.enter_context(file.source()) if answered else None
+        model = file.model()
+        stage("proving how far one record reaches, and planning: nothing is spent")
         made = make_plan(
-            file.model(), source, n=records, domain=file.domain(), epsilon=file.settings.epsilon,
+            model, source, n=records, domain=file.domain(), epsilon=file.settings.epsilon,
             delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess, example=file.example(),
             **file.options(PLAN_OPTIONS),
         )  # fmt: skip
@@ -68,25 +78,30 @@ def run(
     Every answer of the pilot and every chunk is saved before the next is asked for: Ctrl-C keeps what was paid for,
     `sfumato resume` goes on. Exit code 8 if the verdict on the run is "do not use".
     """
-    from sfumato.files.study import SAMPLE_OPTIONS, read_study
+    from sfumato.files.study import SAMPLE_OPTIONS
 
-    file = read_study(study)
+    file = _read(study)
     checkpoint = _prepare(file, out)
     options = file.options(SAMPLE_OPTIONS)
     options |= {"seed": seed} if seed is not None else {}
     options |= {"force": True} if force else {}
-    from sfumato.run.sampling import sample
-
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
     options |= {"n": file.n} if file.n is not None and not file.remote else {}
     telling = _telling_the_way_on(checkpoint, out, as_json, study)
-    with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
+    with (
+        telling,
+        following(as_json, file.name, bool(options.get("force"))),
+        file.open_ledger() or nullcontext() as ledger,
+        file.source() as source,
+    ):
+        from sfumato.run.sampling import sample
+
         drawn = _keeping(
             out, sample, file.model(), source, domain=file.domain(), epsilon=file.settings.epsilon,
             delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess,
             example=file.example(), ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
-    hand_over(drawn, checkpoint, out, file.name, as_json)
+    hand_over(drawn.described(file.words), checkpoint, out, file.name, as_json)
 
 
 def estimate(
@@ -103,9 +118,9 @@ def estimate(
     For studies whose plan is too weak for chains; of the study file, keys about chains are not used. Every answer is saved
     before the next is asked for: `sfumato resume` goes on. Exit code 8 if the verdict on the estimate is "do not use".
     """
-    from sfumato.files.study import ESTIMATE_OPTIONS, read_study
+    from sfumato.files.study import ESTIMATE_OPTIONS
 
-    file = read_study(study)
+    file = _read(study)
     if epsilon is not None and file.owners:
         raise InvalidInput("--epsilon is for a study with one owner; write those of several into their [[owners]].")
     checkpoint = _prepare(file, out)
@@ -113,16 +128,16 @@ def estimate(
     options |= {"seed": seed} if seed is not None else {}
     options |= {} if file.owners else {"columns": file.columns or None}  # owners have their own
     options |= {"n": file.n} if file.n is not None and not file.remote else {}
-    from sfumato.run.estimating import estimate as make_estimate
-
     telling = _telling_the_way_on(checkpoint, out, as_json, study)
-    with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
+    with telling, following(as_json, file.name), file.open_ledger() or nullcontext() as ledger, file.source() as source:
+        from sfumato.run.estimating import estimate as make_estimate
+
         found = make_estimate(
             file.model(), source, domain=file.domain(), epsilon=file.settings.epsilon if epsilon is None else epsilon,
             delta=file.settings.delta, sensitivity=file.sensitivity(), guess=file.guess, example=file.example(),
             ledger=ledger, checkpoint=checkpoint, **options,
         )  # fmt: skip
-    hand_over(found, checkpoint, out, file.name, as_json)
+    hand_over(found.described(file.words), checkpoint, out, file.name, as_json)
 
 
 def resume(
@@ -140,7 +155,7 @@ def resume(
         typer.Option("--pilot-share", help="If the pilot did not arrive: run another, for this share of the budget."),
     ] = None,
     from_guess: Annotated[
-        bool, typer.Option("--from-guess", help="If the pilot did not arrive: run another, from the study's [guess].")
+        bool, flag("--from-guess", help="If the pilot did not arrive: run another, from the study's [guess].")
     ] = False,
     force: Force = False,
     as_json: AsJson = False,
@@ -149,8 +164,6 @@ def resume(
 
     What was drawn is kept, and nothing goes uncounted.
     """
-    from sfumato.files.study import read_study
-
     checkpoint = folder / "checkpoint" if (folder / "checkpoint" / "run.json").exists() else folder
     if not (checkpoint / "run.json").exists():
         raise CheckpointError(
@@ -158,17 +171,38 @@ def resume(
         )
     home = checkpoint.parent if out is None else out
     study_file = _find_study(checkpoint, study)
-    file = read_study(study_file)
-    from sfumato.run.sampling import resume as go_on
-
+    file = _read(study_file)
     home.mkdir(parents=True, exist_ok=True)
     telling = _telling_the_way_on(checkpoint, home, as_json, study_file)
-    with telling, file.open_ledger() or nullcontext() as ledger, file.source() as source:
+    with telling, following(as_json, file.name), file.open_ledger() or nullcontext() as ledger, file.source() as source:
+        from sfumato.run.sampling import resume as go_on
+
         drawn = _keeping(
             home, go_on, checkpoint, source, model=file.model(), ledger=ledger, sensitivity=file.sensitivity(),
             guess=file.guess if from_guess else None, pilot_share=pilot_share, force=force,
         )  # fmt: skip
-    hand_over(drawn, checkpoint, home, file.name, as_json)
+    hand_over(drawn.described(file.words), checkpoint, home, file.name, as_json)
+
+
+def _read(study: Path) -> "StudyFile":
+    """Read a study, with a word on the screen from the first moment."""
+    with watching(f"reading {study.name}"):
+        from sfumato.files.study import read_study
+
+        return read_study(study)
+
+
+@contextmanager
+def following(as_json: bool, name: str, forced: bool = False) -> Iterator[None]:
+    """Everything that a run does, with a live line where somebody watches; its plan is printed before it spends."""
+
+    def planned(plan: "Plan") -> None:
+        from sfumato.cli import show
+
+        show.first_plan(plan, name, forced)
+
+    with watching("starting JAX", planned=None if as_json else planned):
+        yield
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -289,7 +323,8 @@ def hand_over(drawn: "Run | Estimate", checkpoint: Path | None, out: Path, name:
         _nothing_drawn(drawn, way_on, out, as_json)
     ended = drawn.stop_reason.name
     finished = ended not in ("INTERRUPTED", "OWNER_LOST")  # a chain that stopped itself is finished, too
-    written = outputs.write(drawn, out, name, finished=finished)
+    with watching("looking at the draws, and writing the report"):
+        written = outputs.write(drawn, out, name, finished=finished)
     if as_json:
         endings.write_json(outputs.as_json(drawn, written, name))
     else:
@@ -301,7 +336,8 @@ def _hand_over_estimate(found: "Estimate", out: Path, name: str, as_json: bool) 
     """The same for an estimate."""
     from sfumato.cli import outputs, show
 
-    written = outputs.write_estimate(found, out, name)
+    with watching("writing the report"):
+        written = outputs.write_estimate(found, out, name)
     if as_json:
         endings.write_json(outputs.estimate_json(found, written, name))
     else:

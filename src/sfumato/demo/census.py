@@ -15,6 +15,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from sfumato.analysis.wording import Label, Words
 from sfumato.domain import Binary, Domain
 from sfumato.errors import InvalidInput
 
@@ -29,6 +30,18 @@ GUESS = {"intercept": 0.0, "b_veteran": 0.5, "b_nonwhite": -1.0, "b_younger": -1
 without guess and example the first plan of this one is too hopeful."""
 LABELS = {"intercept": "intercept", "b_veteran": "veteran", "b_nonwhite": "nonwhite", "b_younger": "born later"}
 COVARIATES = ("veteran", "nonwhite", "younger")
+WORDS = Words(
+    title="Home ownership in a census extract",
+    question="Who owns a home?",
+    answer="b_veteran",
+    parameters={
+        "intercept": Label("The share of owners among white men born earlier who are no veterans", scale="expit"),
+        "b_veteran": Label("The odds ratio of owning a home, veterans to others", scale="exp"),
+        "b_nonwhite": Label("The odds ratio of owning a home, nonwhite to white", scale="exp"),
+        "b_younger": Label("The odds ratio of owning a home, born later to earlier", scale="exp"),
+    },
+    source="a census extract, from the package causaldata",
+)
 
 
 def home_ownership(veteran: Any, nonwhite: Any, younger: Any, owner: Any) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from sfumato.analysis.wording import Label, Words
 from sfumato.errors import InvalidInput, InvalidModel
 from sfumato.files import tables
 from sfumato.files.example import check_example, read_example
@@ -37,6 +38,10 @@ class Settings(Table, frozen=True):
         File and function, such as "model.py:coin": a NumPyro model whose arguments are the columns, or a family.
     name
         Title of the study; the name of the file by default.
+    question
+        What the study asks, in a sentence: the report opens with it.
+    answer
+        The parameter that answers the question, such as "p" or "beta[1]"; the first by default.
     epsilon
         The guarantee for everything the run releases; you must choose it, unless every owner has its own.
     delta
@@ -71,6 +76,8 @@ class Settings(Table, frozen=True):
 
     model: str
     name: str | None = None
+    question: str | None = None
+    answer: str | None = None
     epsilon: Positive | None = None
     delta: Share | None = None
     kernel: str = "auto"
@@ -108,18 +115,39 @@ class Data(Table, frozen=True):
         Address of an owner's node, https://host:port, in place of path; the token is in SFUMATO_TOKEN.
     certificate
         The certificate to trust, where the node's owner signs its own.
+    source
+        Where the records come from, in words, for the report.
     """
 
     path: str | None = None
     n: Count | None = None
     node: str | None = None
     certificate: str | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.node is None):
             raise InvalidInput(
                 '[data] must have a path in quotes, like path = "people.parquet", or node = "https://host:port"; not both.'
             )
+
+
+class Parameter(Table, frozen=True):
+    """How the report calls and shows a parameter, or all entries of a vector. Nothing is computed with it.
+
+    Attributes
+    ----------
+    label
+        What it is, in the study's own words.
+    unit
+        Its unit, on the scale on which it is shown.
+    scale
+        How it is shown: as it is by default; percent (times 100), exp (a log ratio as a ratio), expit (log odds as a share).
+    """
+
+    label: str = ""
+    unit: str = ""
+    scale: Literal["percent", "exp", "expit"] | None = None
 
 
 class StudyTables(Table, frozen=True):
@@ -143,6 +171,8 @@ class StudyTables(Table, frozen=True):
         Public records for planning: columns, y = [0, 1, 1], or data = "public.csv" with the same raw columns.
     sensitivity
         How far one record can move an answer.
+    parameters
+        How the report calls and shows parameters, one table for each.
     """
 
     study: Settings
@@ -153,6 +183,7 @@ class StudyTables(Table, frozen=True):
     guess: dict[str, Any] = {}
     example: dict[str, Any] = {}
     sensitivity: Sensitivity = Sensitivity()
+    parameters: dict[str, Parameter] = {}
 
 
 @dataclass(frozen=True)
@@ -190,6 +221,25 @@ class StudyFile:
     def name(self) -> str:
         """Title of the study."""
         return self.path.stem if self.settings.name is None else self.settings.name
+
+    @property
+    def words(self) -> Words:
+        """The study in its own words, for the report."""
+        labels = {
+            name: Label(table.label, table.unit, table.scale or "") for name, table in self.tables.parameters.items()
+        }
+        columns = {name: raw if isinstance(raw, str) else ", ".join(raw) for name, raw in self.columns.items()}
+        return Words(
+            title=self.name, question=self.settings.question or "", answer=self.settings.answer or "", parameters=labels,
+            source=self._source(), columns=columns,
+        )  # fmt: skip
+
+    def _source(self) -> str:
+        """Where the records are: as stated, or the name of the file, never its folder."""
+        data = self.tables.data
+        if data is None:
+            return f"{len(self.owners)} owners"
+        return data.source or data.node or Path(data.path or "").name
 
     @property
     def data_path(self) -> Path:

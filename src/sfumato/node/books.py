@@ -194,6 +194,32 @@ class Books:
             cap=mu_squared(cap), left=mu_squared(left),
         )  # fmt: skip
 
+    def possible(self, analyst: str | None, study: str, spent: Mapping[str, float]) -> Allowance:
+        """The largest run that may still be opened on a study, under every cap above it; opens no account.
+
+        Parameters
+        ----------
+        analyst
+            Who would ask; None for anybody without an exception.
+        spent
+            Mu squared spent by account.
+        """
+        budgets = self._budgets
+        own = budgets.per_analyst if analyst is None else budgets.analysts.get(analyst, budgets.per_analyst)
+        names = ((budgets.total, NODE), (own, f"analyst {analyst}"), (budgets.per_study, f"study {analyst}/{study}"))
+        caps = [
+            (budget, mu_squared(self._cap(budget)), spent.get(name, 0.0))
+            for budget, name in names
+            if budget is not None
+        ]
+        stated, cap, _ = min(caps, key=lambda one: one[1])
+        left = max(min(cap - used for _, cap, used in caps), 0.0)
+        whole = left >= cap * (1 - 1e-12)
+        fits = (
+            stated.epsilon if whole else floor_to(float(gdp.epsilon(left**0.5, stated.delta)), 3) if left > 0 else 0.0
+        )
+        return Allowance(epsilon=stated.epsilon, delta=stated.delta, epsilon_left=fits, cap=cap, left=left)
+
     def total(self) -> Amount:
         """Cap and spending of the whole node."""
         return Amount(mu_squared(self.node.cap), mu_squared(self.node.spent))

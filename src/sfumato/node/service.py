@@ -3,9 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
 from pathlib import Path
-from time import time
 from typing import Annotated, Any
 
 import msgspec
@@ -18,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import WebSocketRoute
 
 from sfumato.errors import InvalidInput
-from sfumato.node import catalogue, tokens
+from sfumato.node import catalogue, console
 from sfumato.node.catalogue import CATALOGUE, Refusal
 from sfumato.node.guard import App, Guard, Receive, Scope, Send, send_refusal
 from sfumato.node.session import Session
@@ -29,9 +27,6 @@ from sfumato.tools.version import __version__
 STATIC = Path(__file__).parent / "static"
 PAGES = {"/": "console.html", "/console.css": "console.css", "/console.js": "console.js", "/icon.svg": "icon.svg"}
 SWEEP_SECONDS = 0.5
-SHOWN_EVENTS = 100
-SHOWN_RUNS = 100
-CURVE_POINTS = 400
 
 
 class RefusalBody(BaseModel):
@@ -214,7 +209,7 @@ def _for_the_owner(app: FastAPI, node: Node) -> None:
     @app.get("/api/console/state", tags=["owner"], response_model=dict[str, Any])
     async def state(token: Annotated[Token, owner]) -> Response:
         """Everything the console shows."""
-        return _json(await asyncio.to_thread(_console, node, token.name))
+        return _json(await asyncio.to_thread(console.state, node, token.name))
 
     @app.post("/api/console/pause", tags=["owner"])
     async def pause(token: Annotated[Token, owner], _: Nothing) -> Fine:
@@ -254,94 +249,6 @@ def _status(node: Node, analyst: str) -> dict[str, Any]:
     mine = [state for state in node.books.accounts() if state.get("analyst") == analyst and state["kind"] == "run"]
     budget = node.books.budget(analyst, node.studies)
     return {"ok": True, "analyst": analyst, "budget": budget, "paused": node.paused, "runs": mine}
-
-
-def _console(node: Node, who: str) -> dict[str, Any]:
-    accounts = node.books.accounts()
-    total = node.books.total()
-    runs = [state for state in accounts if state.get("kind") == "run"]
-    analysts = {state["analyst"]: state["budget"] for state in accounts if state.get("kind") == "analyst"}
-    budget = node.file.budgets.total
-    return {
-        "ok": True,
-        "name": node.name,
-        "version": __version__,
-        "now": int(time()),
-        "n": node.n,
-        "paused": node.paused,
-        "connections": node.turnstile.inside,
-        "studies": list(node.studies),
-        "budget": {"epsilon": budget.epsilon, "delta": budget.delta, **_amount(total)},
-        "curve": _curve(node),
-        "rates": node.metrics.per_second(),
-        "answers": sum(state["answers"] for state in accounts),
-        "analysts": len(node.books.answered(accounts)),
-        "runs": [
-            {key: run[key] for key in ("study", "analyst", "run", "opened", "answers")}
-            | {"sealed": run.get("sealed", False)}
-            | {"budget": _amount(run["budget"]), "state": node.state_of(run["name"], _pays_no_more(run))}
-            for run in reversed(runs[-SHOWN_RUNS:])
-        ],
-        "tokens": [
-            {"name": line.name, "kind": line.kind, "expires": line.expires, "state": line.state(tokens.now())}
-            | {"self": line.name == who}
-            | {"budget": _amount(analysts[line.name]) if line.name in analysts else None}
-            for line in node.tokens.all().values()
-        ],
-        "statement": node.books.statement(node.name, node.n),
-        "consortium": _members(node),
-        "head": str(node.books.ledger.head()),
-        "log": [_shown(line) for line in list(node.log.recent)[: -SHOWN_EVENTS - 1 : -1]],
-    }
-
-
-def _members(node: Node) -> dict[str, Any] | None:
-    """The roster, with fingerprints to compare by telephone; None where sums are not sealed."""
-    house = node.consortium
-    if house is None:
-        return None
-    members = [
-        {"name": name, "fingerprint": shown, "self": name == house.me} for name, shown in house.fingerprints.items()
-    ]
-    about = {
-        "name": house.roster.name,
-        "study": house.roster.study,
-        "colluders": house.colluders,
-        "unsealed": house.unsealed,
-    }
-    return about | {"members": members, "everybody": _amount(node.books.total_against_everybody())}
-
-
-def _pays_no_more(run: dict[str, Any]) -> bool:
-    """Whether what is left of a run does not pay for one more answer like those it had: how most runs end."""
-    cap, spent = run["budget"]
-    return bool(run["answers"]) and cap - spent < spent / run["answers"]
-
-
-def _amount(amount: Any) -> dict[str, float]:
-    return {"cap": amount.cap, "spent": amount.spent}
-
-
-def _curve(node: Node) -> list[tuple[int, float]]:
-    """When the budget was spent: whole seconds, thinned out; the last point stays."""
-    from sfumato.privacy.budget import mu_squared
-
-    points = [
-        (int(datetime.fromisoformat(at).timestamp()), mu_squared(spent)) for at, spent in node.books.ledger.spending()
-    ]
-    step = max(1, len(points) // CURVE_POINTS)
-    return points[::step] + (points[-1:] if points and (len(points) - 1) % step else [])
-
-
-def _shown(line: dict[str, Any]) -> dict[str, str]:
-    what = str(line.get("what", ""))
-    code = str(line.get("code", ""))
-    return {
-        "at": line["at"],
-        "event": line["event"],
-        "who": str(line.get("who", "")),
-        "what": ": ".join(part for part in (code, what) if part),
-    }
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

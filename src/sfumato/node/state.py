@@ -5,8 +5,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -44,6 +45,17 @@ PROOF_TERMS = 4_000
 models. What takes longer all the same is noticed: `LOOP_SECONDS`."""
 LOOP_SECONDS = 0.02
 """An answer that keeps the loop for so long is the last one of its run that is computed there."""
+
+
+class Standing(NamedTuple):
+    """How a run stands, in the console's words, and since when (UTC; empty where that is not known).
+
+    "connected"; "disconnected": its analyst has vanished, and may come back; "finished": its analyst has closed it; "budget
+    spent"; "not open": nobody was there since the node started.
+    """
+
+    state: str
+    since: str = ""
 
 
 class Counter(Protocol):
@@ -105,7 +117,6 @@ class ActiveRun:
         )
         self.holder: object | None = None  # the session that may ask
         self.away_since = time.monotonic()
-        self.parted = False  # its client said goodbye, and did not just vanish
         self.chains = 0
         self._terms: Terms | None = None
         self._copies = 1  # rows that answer for a chain's statistic
@@ -195,6 +206,7 @@ class Node:
         self.tick = Tick(file.limits.answer_tick_ms)
         self.runs: dict[str, ActiveRun] = {}
         self.ended: set[str] = set()  # runs that asked beyond their budget
+        self.left: dict[str, Standing] = {}  # runs whose client was here and is not: with a goodbye or without
         self.sessions: set[Any] = set()
         self.buckets: dict[str, Bucket] = {}
         self._beginnings: dict[str, Bucket] = {}
@@ -312,7 +324,7 @@ class Node:
                     facts = sealed_facts(facts, seat[0].seat, seat[2].cap)
                 run = ActiveRun(token.name, approved, account.name, desk, facts, asked)
                 self.runs[account.name] = run
-            run.holder, run.parted = holder, False
+            run.holder = holder
         self.metrics.opened += 1
         self.log.event("open", who=token.name, what=f"study {asked.study}, run {asked.run}, epsilon {asked.epsilon:g}")
         return run
@@ -334,20 +346,18 @@ class Node:
     def leave_run(self, run: ActiveRun, holder: object, *, parted: bool = False) -> None:
         """The client is gone, with a goodbye or without; the desk waits a while for it to come back."""
         if run.holder is holder:
-            run.holder, run.away_since, run.parted = None, time.monotonic(), parted
+            run.holder, run.away_since = None, time.monotonic()
+            state = "finished" if parted else "disconnected"
+            self.left[run.name] = Standing(state, datetime.now(UTC).isoformat(timespec="seconds"))
 
-    def state_of(self, name: str, spent: bool) -> str:
-        """How a run stands, in the console's words.
-
-        "connected"; "away": open, but its analyst has vanished; "budget spent"; "finished": its analyst has closed it, or has
-        not come back in time, and nothing is reserved for it. `spent` says what the ledger knows, also after a restart.
-        """
-        run = self.runs.get(name)
+    def standing(self, name: str, spent: bool) -> "Standing":
+        """How a run stands, and since when. `spent` says what the ledger knows, also after a restart."""
+        run, left = self.runs.get(name), self.left.get(name)
         if run is not None and run.holder is not None:
-            return "connected"
+            return Standing("connected")
         if name in self.ended or (spent and run is None):  # the ledger counts what is reserved for an open run as spent
-            return "budget spent"
-        return "away" if run is not None and not run.parted else "finished"
+            return Standing("budget spent", left.since if left is not None else "")
+        return Standing("not open") if left is None else left
 
     def _make_room(self, analyst: str) -> None:
         mine = [run for run in self.runs.values() if run.analyst == analyst]

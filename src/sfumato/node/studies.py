@@ -13,6 +13,7 @@ from sfumato.kernel import AUTO, Guided
 from sfumato.node.catalogue import Refusal
 from sfumato.node.config import OwnerFile, StudyEntry
 from sfumato.planner import make_plan
+from sfumato.planner.advice import as_commands
 from sfumato.protocol.frames import Approved
 from sfumato.protocol.questions import LANGEVIN, Linear, Question, Ratio, Release, Remainder, Statistic, Terms
 from sfumato.study.target import Study, computed, make_study
@@ -64,7 +65,8 @@ class ApprovedStudy:
     def _plan(self, epsilon: float, delta: float, n: int) -> dict[str, Any]:
         """Forecast for the console: public quantities only."""
         guess = self.entry.guess or None
-        return make_plan(self._main, n=n, epsilon=epsilon, delta=delta, guess=guess, ahead=True).to_dict()
+        made = make_plan(self._main, n=n, epsilon=epsilon, delta=delta, guess=guess, ahead=True)
+        return made.to_dict() | {"remedy": as_commands(made.remedy)}
 
     # -- what may be asked ----------------------------------------------------------------------------------------
 

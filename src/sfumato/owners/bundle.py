@@ -40,6 +40,7 @@ from sfumato.privacy.statement import SealedPromise, Statement
 from sfumato.protocol.consortium import SealedRelease
 from sfumato.study.target import make_study
 from sfumato.tools.kept_programs import kept_programs
+from sfumato.tools.notebook import card
 from sfumato.tools.progress import Tick, ticker
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.sealed.consortium import Consortium
@@ -273,6 +274,15 @@ class Bundle:
 
     def __reduce__(self) -> NoReturn:
         raise BundleError("a bundle is not pickled: its copies would be used twice. Open its file where it is needed.")
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("family", self.description), ("records", f"{self.n:,}"),
+            ("copies", f"{self.copies:,}, {self.left:,} of them unused"),
+            ("noise", f"variance xi = {self.xi:.4g} in each coordinate of a copy"),
+            ("promise", f"epsilon = {self.epsilon:g}, delta = {self.delta:g}"),
+        ]  # fmt: skip
+        return card(f"Bundle {self.id}", rows)
 
     def __repr__(self) -> str:
         return (

@@ -5,6 +5,7 @@ from typing import Any
 
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
+from sfumato.tools.notebook import card
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.sealed.consortium import Consortium
 
@@ -63,6 +64,14 @@ class Owner:
                 f"an owner is called on its roster as it is here, and it is {consortium.me!r} there, {name!r} here."
             )
         self.data, self.n, self.consortium = data, n, consortium
+
+    def _repr_html_(self) -> str:
+        promise = (
+            "as given to sample" if self.epsilon is None else f"epsilon = {self.epsilon:g}, delta = {self.delta:g}"
+        )
+        rows = [("records", "closed"), ("promise", promise), ("records outside the domain", self.outside)]
+        rows += [("ledger", "shared")] if self.ledger is not None else []
+        return card(f"Owner {self.name}", rows)
 
     def __repr__(self) -> str:
         return f"<Owner {self.name!r} closed>"

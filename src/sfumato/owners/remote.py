@@ -36,6 +36,7 @@ from sfumato.protocol.frames import (
 )
 from sfumato.protocol.questions import PROTOCOL, Agreed, Facts, Question, Reply, Terms, decode_reply
 from sfumato.study.target import Study, computes_alike, make_study
+from sfumato.tools.notebook import card
 from sfumato.tools.progress import say
 
 T = TypeVar("T")
@@ -187,6 +188,10 @@ class RemoteOwner:
         """Open a run there, or come back to it: the same id, study and guarantee give the same account."""
         asked = Open(study=study, model=model, run=run_id, epsilon=float(epsilon), delta=float(delta), sealed=sealed)
         return RemoteDoor(self._line, asked, self.name)
+
+    def _repr_html_(self) -> str:
+        rows = [("address", self._line.url), ("studies", ", ".join(self.studies))]
+        return card(f"Owner {self.name}", [*rows, ("your budget when last asked", str(self._budget))])
 
     def __repr__(self) -> str:
         studies = ", ".join(self.studies)

@@ -141,6 +141,13 @@ def instead(estimate: EstimateForecast | None, mu_left: float | None = None, del
     return f"sf.estimate answers with what is left{rest}: {estimate}. "
 
 
+def as_commands(text: str, estimate: str = "sfumato estimate", run: str = "sfumato run") -> str:
+    """Ways out for whoever sits at a terminal: commands in place of Python."""
+    return text.replace("sf.estimate answers", f"`{estimate}` answers").replace(
+        "force=True samples", f"`{run} --force` samples"
+    )
+
+
 def _rounded_down(value: float) -> str:
     """Three digits, none of them too large: charges are rounded up."""
     power = 10.0 ** (math.floor(math.log10(max(value, 1e-12))) - 2)

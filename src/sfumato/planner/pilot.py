@@ -33,6 +33,7 @@ from sfumato.planner.guide import (
     on_one_parabola,
     unwhiten_information,
 )
+from sfumato.tools.progress import stage
 
 Array: TypeAlias = Any
 Release: TypeAlias = Callable[..., np.ndarray]
@@ -146,6 +147,7 @@ class _Asker:
     widest: float = np.inf
     noise: float = np.inf
     spent: float = 0.0
+    far: str = ""
     released: list[dict[str, Any]] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
 
@@ -157,6 +159,8 @@ class _Asker:
         width = 2 * reach.radius * _MARGIN
         sigma = max(width / (share * self.mu_squared) ** 0.5, min(clear, width / (_LEAST * self.mu_squared) ** 0.5))
         share = (width / sigma) ** 2 / self.mu_squared
+        number = len(self.released) + 1
+        stage(f"pilot: answer {number}, the {what}, {self.spent:.0%} of its budget used{self.far}")
         answer = self.release(what, theta, root, reach.radius, sigma, reach.centre)
         self.spent += share
         self.released.append(
@@ -201,7 +205,10 @@ class _Asker:
         listen = listen_matrix(root, self.silent)
         score = listen @ answer
         self.answered.append(Answered(theta, score, listen * sigma, self.silent))
-        return Looked(root.T @ (score + slope), score, sigma, self.model.dim - self.silent.shape[1])
+        looked = Looked(root.T @ (score + slope), score, sigma, self.model.dim - self.silent.shape[1])
+        left = (max(looked.square - sigma**2 * looked.free, 0.0) / max(looked.free, 1)) ** 0.5
+        self.far = f", about {left:.2g} posterior sds from the mode" if left > 0 else ", the mode within noise"
+        return looked
 
 
 # -- climbing -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from sfumato.planner.belief import Belief, mean_information, positive, prior_pre
 from sfumato.planner.guide import information_kind
 from sfumato.planner.pilot import Piloted, Release, run_pilot
 from sfumato.planner.shape import shaped
+from sfumato.tools.progress import stage
 
 FINDING = 0.16
 """Share of the budget that finds the place."""
@@ -97,6 +98,7 @@ class Recorded:
         self, what: str, theta: np.ndarray, matrix: np.ndarray, radius: float, sigma: float, centre: np.ndarray
     ) -> np.ndarray:
         """Ask."""
+        stage(f"asking: answer {len(self.asked) + 1}, the {what}")
         answer = self._release(what, theta, matrix, radius, sigma, centre)
         self.spent += (2 * radius * _MARGIN / sigma) ** 2
         self.asked.append(Asked(what, np.array(theta), np.array(matrix), float(sigma), np.asarray(answer)))

@@ -15,6 +15,7 @@ from sfumato.planner.forecast import EstimateForecast
 from sfumato.planner.influence import Influence
 from sfumato.privacy import gdp
 from sfumato.privacy.target import Target
+from sfumato.tools.notebook import card
 
 ENOUGH_ESS = 5.0
 """Effective draws per chain below which a chain cannot be told from one that never mixed."""
@@ -142,6 +143,15 @@ class Plan:
             plan=self,
         )
 
+    @property
+    def remedy(self) -> str:
+        """What to do about a plan that is refused, in the words of the refusal; empty for any other."""
+        try:
+            self.refuse_if_weak()
+        except PlanTooWeak as error:
+            return str(error)
+        return ""
+
     def instead(self, spent: float) -> str:
         """What an estimate would give for the part of the budget that is not spent, as a sentence with a space behind it."""
         left = (self.mu * (1 - spent) ** 0.5, None if self.owners else self.delta) if spent else ()
@@ -243,6 +253,17 @@ class Plan:
 
     def __str__(self) -> str:
         return self.table()
+
+    def __repr__(self) -> str:
+        weak = "; too weak" if self.hopeless else "; weak" if self.weak else ""
+        return (
+            f"<Plan {self.kernel}, {self.chains} x {self.iterations:,} iterations; epsilon={self.epsilon:g}, "
+            f"delta={self.delta:g}; {self.forecast_ess:.3g} effective draws{weak}>"
+        )
+
+    def _repr_html_(self) -> str:
+        mark = "unusable" if self.hopeless else "rough" if self.weak else "good"
+        return card("Plan", [*self.rows(), *self._warning()], mark=mark)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""

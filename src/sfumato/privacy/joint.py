@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfumato.privacy.statement import CLAMPED, Statement, careless
+from sfumato.tools.notebook import card, folded, table
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,24 @@ class JointStatement:
         """Plain values, for JSON."""
         together = {"epsilon": self.epsilon, "delta": self.delta, "mu": self.mu, "together_mu": self.together_mu}
         return together | {"n": self.n, "owners": [owner.to_dict() for owner in self.owners]}
+
+    def __repr__(self) -> str:
+        names = ", ".join(owner.owner or f"owner {number}" for number, owner in enumerate(self.owners, 1))
+        return f"<JointStatement of {names}; epsilon={self.epsilon:g}, delta={self.delta:g} at the most>"
+
+    def _repr_html_(self) -> str:
+        lines = [
+            (
+                owner.owner or str(number),
+                f"{owner.n:,}",
+                f"{owner.epsilon:g}",
+                f"{owner.delta:g}",
+                f"{owner.releases:,}",
+            )
+            for number, owner in enumerate(self.owners, 1)
+        ]
+        inner = [table(("owner", "records", "epsilon", "delta", "numbers released"), lines)]
+        return card("Promises, side by side", inner=[*inner, folded("The statement in full", str(self))])
 
     def __str__(self) -> str:
         promises = " ".join(

@@ -5,6 +5,7 @@ from math import exp
 from typing import Any
 
 from sfumato.privacy import composition
+from sfumato.tools.notebook import card, folded
 
 NEIGHBOURS = "one record replaced by any other record of the domain; the number of records is public"
 CLAMPED = "records outside the declared domain were moved to its nearest point before anything was computed"
@@ -148,6 +149,18 @@ class Statement:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self) | {"rho": self.rho, "paper_epsilon": self.paper_epsilon}
+
+    def __repr__(self) -> str:
+        return f"<Statement epsilon={self.epsilon:g}, delta={self.delta:g}; {self.releases:,} numbers from {self.n:,} records>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("records", f"{self.n:,}"),
+            ("numbers released", f"{self.releases:,}"),
+            ("mu of the cap", f"{self.mu:.4g}"),
+        ]
+        heading = f"({self.epsilon:g}, {self.delta:g})-differential privacy"
+        return card(heading, rows, inner=[folded("The statement in full", str(self))])
 
     def __str__(self) -> str:
         scope = (

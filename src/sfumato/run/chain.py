@@ -4,6 +4,7 @@ The loop fetches and never computes; the kernel computes and never fetches; the 
 before it speaks. Each chunk is made durable (if there is a checkpoint) before its unspent reservation is given back.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sfumato.analysis import watch
+from sfumato.analysis.facts import made_today
 from sfumato.analysis.result import Run, StopReason
 from sfumato.analysis.verdict import visible_transient
 from sfumato.errors import BudgetSpent, OwnerLost
@@ -22,12 +24,14 @@ from sfumato.model import Model
 from sfumato.owners.base import Chunks
 from sfumato.planner import MAX_RELEASES, Plan, build_kernel
 from sfumato.planner.belief import prior_precision
+from sfumato.privacy import gdp
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement
 from sfumato.privacy.statement import AS_FAR_AS_SEARCHED, PERHAPS_CUT, Statement
 from sfumato.run.interruption import until_asked
 from sfumato.run.journal import Journal, Saved
 from sfumato.study.target import Study
+from sfumato.tools import progress
 from sfumato.tools.progress import Tick
 from sfumato.tools.quick_jit import quick_jit
 
@@ -36,6 +40,10 @@ CHUNK_TERMS = 40_000_000
 """Record evaluations per compiled call: a fraction of a second, so that progress moves."""
 FEWEST = 32
 """Steps per compiled call at the least."""
+LOOK_SECONDS = 2.0
+"""How often whoever watches is told how many effective draws there are."""
+LOOKED_AT = 20
+"""Parameters that are looked at for that."""
 FIRST_TERMS = 4_000_000
 """Record evaluations of the first compiled call: draws are there a moment after it was compiled."""
 CHEAP_CHUNK = 4096
@@ -58,6 +66,7 @@ class Chain:
     spent: int = 0
     pilot: dict[str, Any] = field(default_factory=dict)
     stop_owner: str = ""
+    first_plan: Mapping[str, Any] | None = None
     marks: list[float] = field(default_factory=list)
     """Share of the plan that was done after each part: of its steps or of its budget, whichever is more."""
 
@@ -89,7 +98,7 @@ def draw(
     cheap = chain.kernel.second == "linear" or chain.study.sums_statistics  # no pass over the records a step
     size = CHEAP_CHUNK if cheap else int(max(CHUNK_TERMS // (access.rows * chains), FEWEST))
     size = min(size, access.longest, max(int(chain.plan.iterations * watch.FIRST_LOOK), FEWEST))
-    per_step, needed = _expected_cost(chain), 1
+    per_step, needed, so_far = _expected_cost(chain), 1, SoFar()
     numbers = chains * chain.kernel.numbers_a_step
     hard = min(limit, chain.steps + (MAX_RELEASES - chain.releases) // numbers)
     size = min(size, max(hard - chain.steps, 1))  # noise that is not used is thrown away
@@ -119,8 +128,34 @@ def draw(
             if chunk.steps:
                 per_step = max(1.0, chunk.spent / chunk.steps)
             expected = min(hard, chain.steps + int(access.left / max(per_step, 1)))
-            tick(chain.steps, expected, "sampling")
+            tick(chain.steps, expected, so_far.words(chain) if progress.watched() else "sampling")
     return StopReason.FINISHED
+
+
+class SoFar:
+    """What a chain has come to, in a few words for whoever watches: computed from what was released, now and then."""
+
+    def __init__(self) -> None:
+        self._told, self._next = "", 0.0
+
+    def words(self, chain: Chain) -> str:
+        """Budget that was used and effective draws so far, the least of all parameters."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._told, self._next = self._worth(chain), now + LOOK_SECONDS
+        plan = chain.plan
+        spent = chain.spent / QUANTA_PER_UNIT + chain.pilot.get("share", 0.0) * plan.mu**2
+        used = float(gdp.epsilon(max(min(spent, plan.mu**2), 1e-12) ** 0.5, plan.delta))
+        return f"sampling, epsilon {used:.2g} of {plan.epsilon:g} used{self._told}"
+
+    def _worth(self, chain: Chain) -> str:
+        from sfumato.analysis.diagnostics import effective_draws
+
+        theta = np.concatenate([part["theta"] for part in chain.parts]).swapaxes(0, 1)
+        if theta.shape[1] < FEWEST:
+            return ""
+        worth = min(effective_draws(theta[..., j]) for j in range(min(theta.shape[2], LOOKED_AT)))
+        return f", ESS {worth:,.0f} so far" if np.isfinite(worth) else ""
 
 
 def alarmed(chain: Chain) -> bool:
@@ -231,7 +266,7 @@ def make_run(
         transcript=transcript,
         privacy=privacy,
         stop_reason=reason,
-        plan=chain_terms(chain),
+        planned=chain_terms(chain),
         pilot=chain.pilot | {"outside": outside},
         coordinates=tuple(model.coordinate_names()),
         seed=chain.stream.seed,
@@ -239,6 +274,7 @@ def make_run(
         study=chain.study,
         stop_owner=chain.stop_owner,
         discarded=discarded,
+        facts=made_today(chain.study, chain.first_plan),
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from sfumato.analysis import from_releases, noise_aware
 from sfumato.analysis.estimate import CHAINS, EXACT, LABEL, LABEL_COUNTS, LABEL_SUMS, Estimate, drawn
+from sfumato.analysis.facts import made_today, with_study
 from sfumato.analysis.from_copies import belief_by_law
 from sfumato.domain import Domain
 from sfumato.errors import InvalidInput
@@ -45,7 +46,7 @@ from sfumato.run.settling import promised, set_shares, settle
 from sfumato.run.terms import Terms, make_terms
 from sfumato.study.target import Study
 from sfumato.tools.kept_programs import kept_programs
-from sfumato.tools.progress import Tick, ticker
+from sfumato.tools.progress import Tick, stage, ticker
 from sfumato.vault.ledger import Ledger
 
 _ROOM = 0.999  # of the budget that is asked for: charges are rounded up
@@ -120,6 +121,7 @@ def estimate(
     for party in parties:
         if isinstance(party, TableParty):
             party.check_room()
+    stage("checking the model, and proving how far one record reaches")
     studies = make_studies(model, parties, domain, request)
     focus = _checked_focus(studies[0].model, focus)
     kept = Journal(checkpoint) if checkpoint is not None else None
@@ -133,6 +135,7 @@ def estimate(
         if kept is not None:
             kept.create(terms)
             refused.callback(kept.abandon)
+        stage("reading the records")
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=CHAINS, pilot_copies={},
             folder=None if kept is None else kept.folder, tick=tick, seals=seals_of(terms, kept),
@@ -216,6 +219,7 @@ def _finish(opened: Opened, terms: Terms, kept: Journal | None, tick: Tick) -> E
         draws={name: values[chosen].reshape(CHAINS, terms.limit, *values.shape[1:]) for name, values in points.items()},
         label=label, privacy=privacy, population=points, weight=weight, of_prior=of_prior, about=about,
         pilot={"releases": [plain(one) for one in placed.asked], "lost": release.lost}, seed=terms.seed,
+        facts=with_study(made_today(study), study),
     )  # fmt: skip
 
 

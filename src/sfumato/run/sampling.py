@@ -69,7 +69,7 @@ from sfumato.run.settling import box, promised, set_shares, settle
 from sfumato.run.terms import Terms, find_model, make_terms
 from sfumato.study.target import Study, make_study
 from sfumato.tools.kept_programs import kept_programs
-from sfumato.tools.progress import Tick, ticker
+from sfumato.tools.progress import Tick, show_plan, stage, ticker
 from sfumato.tools.quick_jit import quick_jit
 from sfumato.vault.ledger import Ledger
 from sfumato.vault.memory import forget_compiled
@@ -186,6 +186,7 @@ def sample(
     for party in parties:
         if isinstance(party, TableParty):
             party.check_room()
+    stage("checking the model, and proving how far one record reaches")
     studies = make_studies(model, parties, domain, request)
     if not any(party.live for party in parties):
         return _sample_bundles(model, parties, studies, request, checkpoint, progress)
@@ -203,14 +204,18 @@ def sample(
         if kept is not None:
             kept.create(terms)
             refused.callback(kept.abandon)
+        stage("planning: nothing is spent")
         planned = _Planner(request, terms)
         planned.look_ahead(parties, study)
+        stage("reading the records")
         opened = open_parties(
             stack, model, parties, studies, run_id=terms.run_id, chains=terms.chains, pilot_copies=pilot_copies,
             folder=None if kept is None else kept.folder, tick=tick, seed=stream.seed, seals=seals_of(terms, kept),
         )  # fmt: skip
         terms = terms.with_facts(opened.access.facts)
+        stage("planning: nothing is spent")
         plan = planned.first_plan(opened)
+        show_plan(plan)
         if not request.force:
             plan.refuse_if_weak()
         settled = {
@@ -221,6 +226,7 @@ def sample(
         refused.pop_all()  # from here on something may be spent: the checkpoint stays, its ledger is the record of it
         plan, pilot = _pilot(opened, plan, terms, kept, tick)
         chain = start(study, plan, stream, pilot)
+        chain.first_plan = terms.first_plan
         _bring_inside(chain, opened.access.theta_bound)
         return _finish(chain, opened, limit, kept, tick)
 
@@ -280,6 +286,7 @@ def resume(
         request = Request(kernel=terms.kernel, sensitivity=sensitivity, chains=terms.chains, force=terms.force)
         studies = make_studies(model, parties, terms.stated_domain, request)
         terms.check_model(studies[0])
+        stage("reading the records, and what was kept")
         if terms.estimate:
             return go_on(model, parties, studies, terms, kept, progress)
         stream = PublicStream(terms.seed, terms.chains)
@@ -299,6 +306,7 @@ def resume(
                 terms = again.added_to(terms, studies[0], kept)
                 plan, pilot = _pilot(opened, Plan.read(terms.first_plan or {}), terms, kept, tick)
             chain = start(studies[0], plan, stream, pilot)
+            chain.first_plan = terms.first_plan
             for saved in kept.read():
                 take_up(chain, saved)
                 opened.access.settle(saved.block, saved.reserved, saved.spent)
@@ -474,7 +482,9 @@ def _sample_bundles(
     bundles = [party.bundle for party in parties if isinstance(party, BundleParty)]
     stream = PublicStream(request.seed, request.chains)
     with under_way(None), ExitStack() as stack, ticker(progress) as tick:
+        stage("planning: nothing is spent")
         plan, pilot, steps = prepare(family, studies[0], bundles, request)
+        show_plan(plan)
         opened = open_parties(
             stack, family, parties, studies, run_id="", chains=request.chains, pilot_copies={}, folder=None, tick=tick
         )
@@ -578,6 +588,7 @@ def run_pilots(
     # lost it, with its machine's power, answers anew and pays again.)
     release = PilotLog(access.release, kept, access.pass_over)
     tick(0, plan.iterations, "pilot")
+    stage("pilot: the first answer")
     domains = {domain_key(other): other.domain for other in opened.studies}
     domains.pop(domain_key(study))
     found = find_start(
@@ -586,6 +597,7 @@ def run_pilots(
     if not terms.force:
         refuse_unless_arrived(plan, found, kept, None if opened.prepaid else study)
     access.forget()
+    stage("planning again, with what the pilot found")
     pilot = found.about | about | ({"lost": 0} if several else {})  # owners give the answer again that they gave
     mu = set_shares(opened, relative_widths([opened.studies[i] for i in opened.live], found.belief))
     again = replan(
@@ -635,6 +647,7 @@ def _finish(chain: Chain, opened: Opened, limit: int, kept: Journal | None, tick
     check_interrupted()
     # A step that asks for all it needs at once costs the same wherever it goes: the plan knows how many there will be.
     access.expect(int((1.0 if chain.plan.copy_sigma else ASKED_AHEAD) * chain.plan.iterations))
+    stage("compiling the chain")
     try:
         access.begin(chain.kernel, chain.plan.sigma, chain.states)
         reason = draw(chain, access, limit, kept, tick)

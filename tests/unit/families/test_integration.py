@@ -227,7 +227,7 @@ def test_a_run_finds_the_conjugate_posterior(finished):
         exact = f.Bernoulli().posterior(jnp.array([float(YES["y"].sum())]), N)["p"]
         mean, sd = float(exact.mean), float(exact.variance) ** 0.5
     draws = run.draws["p"]
-    ess = run.plan["forecast_ess"]
+    ess = run.planned["forecast_ess"]
     assert abs(draws.mean() - mean) < 6 * sd / (ess / 4) ** 0.5
     assert 0.5 < draws.std() / sd < 2.0
     assert "exact range" in run.privacy.sensitivity

@@ -371,7 +371,8 @@ def test_the_owner_sees_who_was_answered_and_how_every_run_stands(tmp_path):
         assert seen()["analysts"] == 1 and "1 answers to 1 analyst on" in seen()["statement"]
         stands("first", "connected")
         door._socket._socket.close()  # its machine is switched off
-        stands("first", "away")
+        stands("first", "disconnected")
+        assert {line["run"]: line["since"] for line in seen()["runs"]}["first"]
         door.ask("q/0", RATIO)
         stands("first", "connected")
         door.close()

@@ -121,7 +121,7 @@ def test_a_run_on_a_family_over_nodes_asks_for_all_it_needs_ahead(nodes, owners,
     plan = sf.plan(family, owners, **wishes)
     assert plan.copy_sigma > 0 and "asked ahead" in plan.table()
     run = sf.sample(family, owners, **wishes, seed=1, force=True, progress=False)
-    assert (run.plan["kernel"], run.plan["copy_sigma"], run.iterations) == ("langevin", plan.copy_sigma, 70)
+    assert (run.planned["kernel"], run.planned["copy_sigma"], run.iterations) == ("langevin", plan.copy_sigma, 70)
     assert asked == [f"{first}/statistics" for first in range(0, 64, AHEAD)] + [
         f"{step}/statistic" for step in range(64, 70)
     ]
@@ -130,12 +130,12 @@ def test_a_run_on_a_family_over_nodes_asks_for_all_it_needs_ahead(nodes, owners,
     assert np.isfinite(t["d_n_noisy"]).all() and run.acceptance > 0.5
     assert run.privacy.owners[0].releases == 2 * t["t_noisy"].size
     for i, statement in enumerate(run.privacy.owners):
-        share = run.plan["owners"][i]["share"]
-        total = (t["widths"][..., i] ** 2 * (run.plan["step"] / 4 + run.plan["copy_sigma"] ** -2) / share).sum()
+        share = run.planned["owners"][i]["share"]
+        total = (t["widths"][..., i] ** 2 * (run.planned["step"] / 4 + run.planned["copy_sigma"] ** -2) / share).sum()
         assert statement.spent_mu**2 == pytest.approx(total, rel=1e-6)
     assert t["mu_squared"].sum() == pytest.approx(total, rel=1e-6)
     _, average, noise = _statistics(run)  # what is known of the sum in the end: both copies count
-    precisions = np.array([run.plan["step"] / 4, run.plan["copy_sigma"] ** -2])
+    precisions = np.array([run.planned["step"] / 4, run.planned["copy_sigma"] ** -2])
     means = np.array([t[name].mean() for name in ("t_noisy", "copy_noisy")])
     assert average[0] == pytest.approx(means @ precisions / precisions.sum())
     assert noise[0] ** -2 == pytest.approx(140 * precisions.sum())
@@ -172,14 +172,14 @@ def test_langevin_on_any_model_over_nodes_until_one_of_them_lies(nodes, owners, 
         )  # fmt: skip
     assert caught.value.owner == "Birch"
     run = caught.value.run
-    assert (run.plan["kernel"], run.iterations) == ("langevin", steps)
+    assert (run.planned["kernel"], run.iterations) == ("langevin", steps)
     assert np.isfinite(run.transcript["d_n_noisy"]).all()
     assert "planned posterior standard deviations" in str(run.privacy)
     assert [owner.owner for owner in run.privacy.owners] == list(NAMES)
     for i, node in enumerate(nodes):
         (account,) = [a for a in node.node.books.ledger.accounts() if a.about.get("epsilon") == 2.0][-1:]
-        share = run.plan["owners"][i]["share"]
-        scalars = ((run.transcript["widths"][..., i] / run.plan["sigma"]) ** 2).sum() / share
+        share = run.planned["owners"][i]["share"]
+        scalars = ((run.transcript["widths"][..., i] / run.planned["sigma"]) ** 2).sum() / share
         # What the public transcript says each step cost; and statistics asked ahead, and a scalar, that were not used.
         total = run.transcript["mu_squared"].sum()
         assert 0 < scalars < total < account.spent / QUANTA_PER_UNIT

@@ -92,7 +92,7 @@ def test_each_owner_pays_from_its_own_account_and_never_passes_its_cap(run):
         assert statement.spent_mu <= statement.mu
         assert statement.spent_mu > 0.98 * statement.mu  # all budgets end together: nobody's is left unused
     widths, sigma = drawn.transcript["widths"], drawn.transcript["sigma"][..., None]
-    shares = np.array([owner["share"] for owner in drawn.plan["owners"]])
+    shares = np.array([owner["share"] for owner in drawn.planned["owners"]])
     realised = ((widths / sigma) ** 2 / shares).sum(axis=(0, 1))
     assert all(realised <= np.array(list(spent.values())) * (1 + 1e-9))
 
@@ -395,7 +395,7 @@ def test_a_bundle_answers_beside_live_owners_and_its_copies_end_the_run(bundle_p
     assert (drawn.stop_reason, drawn.iterations) == (sf.StopReason.BUDGET_SPENT, (600 - pilot) // 2)
     assert drawn.stop_owner == f"bundle {bundle.id}"
     assert bundle.left == 0
-    live = drawn.plan["sigma"]
+    live = drawn.planned["sigma"]
     assert (drawn.transcript["sigma"] > live).all()  # the bundle's noise comes on top, step by step
     assert [owner.owner for owner in drawn.privacy.owners] == [f"bundle {bundle.id}", "amber", "birch"]
 

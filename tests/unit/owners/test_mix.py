@@ -266,12 +266,12 @@ def run(path):
 
 
 def test_the_plan_takes_langevin_and_says_what_walks_would_be_worth(run):
-    shares = dict(run.plan["considered"])
-    assert run.plan["kernel"] == "langevin" == next(iter(shares))
+    shares = dict(run.planned["considered"])
+    assert run.planned["kernel"] == "langevin" == next(iter(shares))
     assert set(shares) == {"langevin", "guided", "componentwise", "random-walk"}
     assert shares["langevin"] > 1.5 * max(shares["guided"], shares["componentwise"], shares["random-walk"])
-    assert run.plan["forecast_ess"] == pytest.approx(shares["langevin"] * run.plan["limit_ess"])
-    assert run.plan["averaged"] >= 1 and 0 < run.plan["lent"] < 4 / run.plan["step"]
+    assert run.planned["forecast_ess"] == pytest.approx(shares["langevin"] * run.planned["limit_ess"])
+    assert run.planned["averaged"] >= 1 and 0 < run.planned["lent"] < 4 / run.planned["step"]
 
 
 def test_the_mix_has_the_posterior_of_all_records(run):
@@ -282,12 +282,12 @@ def test_the_mix_has_the_posterior_of_all_records(run):
         np.abs(run.draws["p"].reshape(-1, 3).mean(axis=0) - p) < 6 * sd
     ).all()  # few draws: finds blunders, not bias
     assert run.verdict.level in ("good", "rough")
-    assert (run.transcript["sigma"][np.isfinite(run.transcript["d_n_noisy"])] > run.plan["sigma"]).all()
+    assert (run.transcript["sigma"][np.isfinite(run.transcript["d_n_noisy"])] > run.planned["sigma"]).all()
 
 
 def test_everybody_pays_what_the_transcript_says(run):
     *answered, released = run.privacy.owners
-    shares = [owner["share"] for owner in run.plan["owners"]]
+    shares = [owner["share"] for owner in run.planned["owners"]]
     assert shares[-1] == 0 and sum(shares) == pytest.approx(1)
     for owner in answered:
         assert 0.9 * owner.mu < owner.spent_mu <= owner.mu

@@ -216,7 +216,7 @@ def test_the_statistic_of_a_family_on_ray_is_that_of_one_table(cluster, tmp_path
         seed=0, max_iterations=30, force=True, progress=lambda done, total, text: seen.append((done, total, text)),
         checkpoint=tmp_path / "run", outside="clamp",
     )  # fmt: skip
-    assert (run.plan["kernel"], run.privacy.n, run.iterations) == ("langevin", 4000, 30)
+    assert (run.planned["kernel"], run.privacy.n, run.iterations) == ("langevin", 4000, 30)
     assert (4000, 4000, "loading") in seen
     assert abs(run.draws["p"].mean() - y.mean()) < 0.1
     one = sf.RayTable(tmp_path / "*.parquet", workers=1)

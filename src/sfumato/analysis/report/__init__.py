@@ -3,12 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from sfumato.analysis.wording import Words
+
 if TYPE_CHECKING:
     from sfumato.analysis.estimate import Estimate
     from sfumato.analysis.result import Run
 
 
-def write_report(run: "Run | Estimate", path: str | Path, *, title: str | None = None) -> Path:
+def write_report(
+    run: "Run | Estimate", path: str | Path, *, title: str | None = None, words: Words | None = None
+) -> Path:
     """Write the report of a run or an estimate.
 
     Privacy: everything on the page is computed from the run alone, so from values that were released; the page adds
@@ -21,22 +27,21 @@ def write_report(run: "Run | Estimate", path: str | Path, *, title: str | None =
     path
         The HTML file to write; its folder must exist.
     title
-        Heading of the page.
+        Heading of the page, in place of the study's question and name.
+    words
+        The study in its own words; those that the run carries by default.
 
     Returns
     -------
     Path
         The file.
     """
-    from sfumato.analysis.estimate import Estimate
-    from sfumato.analysis.report import estimate, page
+    from sfumato.analysis.report import page
 
-    path = Path(path)
-    if isinstance(run, Estimate):
-        text = estimate.page(run, title or "A private estimate")
-    else:
-        text = page.page(run, title or "A private posterior")
-    path.write_text(text, encoding="utf-8")
+    path, words = Path(path), run.facts.words if words is None else words
+    if title is not None:
+        words = msgspec.structs.replace(words, title=title, question="")
+    path.write_text(page.page(run, words), encoding="utf-8")
     return path
 
 

@@ -1,176 +1,105 @@
-"""The page, section by section. All text is escaped; nothing is fetched from anywhere; no script runs."""
+"""The page: answer, how sure, promise, facts, record. All text is escaped; nothing is fetched from anywhere; no script runs."""
 
-import math
-from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from sfumato.analysis.diagnostics import Row, series, shown_rows
-from sfumato.analysis.report import estimate, html, sections, svg, words
-from sfumato.analysis.verdict import FAIR_R_HAT, GOOD_R_HAT
-from sfumato.kernel import asks_first
+from sfumato.analysis.estimate import Estimate
+from sfumato.analysis.facts import Facts
+from sfumato.analysis.report import answer, html, record, reviewer, sure, words
+from sfumato.analysis.wording import Words
 from sfumato.tools.version import __version__
 
 if TYPE_CHECKING:
     from sfumato.analysis.result import Run
 
-CITATIONS = (
-    "S. Yıldırım (2016). On the use of penalty MCMC for differential privacy.",
-    "D. M. Ceperley and M. Dewing (1999). The penalty method for random walks with uncertain energies. "
-    "Journal of Chemical Physics 110, 9812.",
-    "J. Dong, A. Roth and W. J. Su (2022). Gaussian differential privacy. Journal of the Royal Statistical Society "
-    "B 84, 3-37.",
+GRADES = {"good": "good", "rough": "fair", "unusable": "bad"}
+CONTENTS = (
+    ("answer", "Answer"),
+    ("sure", "How sure"),
+    ("promise", "The promise"),
+    ("facts", "For the reviewer"),
+    ("record", "For the record"),
 )
 
 
-def page(run: "Run", title: str) -> str:
-    """Return the whole page."""
-    rows = shown_rows(run)
-    body = [
-        _head(run, title),
-        sections.banner(run),
-        sections.promise(run),
-        _posterior(run, rows),
-        _heard(run),
-        _pictures(run, rows),
-        _spending(run, rows),
-        sections.pilot(run),
-        _colophon(run),
-    ]
-    return html.document(title, body)
-
-
-def _head(run: "Run", title: str) -> str:
-    privacy = run.privacy
-    facts = [
-        ("records", f"{privacy.n:,}"),
-        ("epsilon", f"{privacy.epsilon:g}"),
-        ("delta", f"{privacy.delta:g}"),
-        ("draws", f"{_chains(run)} × {run.iterations:,}"),
-    ]
-    return sections.head(title, facts)
-
-
-def _posterior(run: "Run", rows: Sequence[Row]) -> str:
-    heads = ("parameter", "mean", "sd", "90% interval", "ESS", "R-hat")
-    lines = [
-        (
-            escape(row.name),
-            html.number(row.mean, row.sd),
-            html.number(row.sd, row.sd),
-            f"{html.number(row.low, row.sd)} to {html.number(row.high, row.sd)}"
-            if run.verdict.usable
-            else html.UNKNOWN,
-            _count(row.ess),
-            f'<span class="{_r_hat_grade(row.r_hat)}">{_or_unknown(row.r_hat, ".2f")}</span>',
-        )
-        for row in rows
-    ]
-    legend = (
-        "sd: standard deviation. 90% interval: between the 5% and 95% quantiles. ESS: how many independent draws "
-        "the chains are worth. R-hat: agreement of the chains, 1.00 when perfect."
+def page(run: "Run | Estimate", said: Words) -> str:
+    """Return the whole page of a run or an estimate."""
+    facts = run.told
+    heading = (
+        said.question or said.title or ("A private estimate" if isinstance(run, Estimate) else "A private posterior")
     )
-    if run.verdict.usable:
-        return html.section("What was learnt", html.table(heads, lines) + f'<p class="small">{legend}</p>')
-    nothing = (
-        '<p class="note bad">Nothing: means and intervals are not shown, because they would mislead. See above.</p>'
-    )
-    return html.section(
-        "What was learnt", f'{nothing}<div class="greyed">{html.table(heads, lines)}</div><p class="small">{legend}</p>'
+    if isinstance(run, Estimate):
+        rest = [
+            sure.of_estimate(run, facts),
+            promise(run),
+            reviewer.of_estimate(run, said, facts),
+            record.of_estimate(run),
+        ]
+    else:
+        rest = [sure.of_run(run, facts), promise(run), reviewer.of_run(run, said, facts), record.of_run(run)]
+    footer = f'<footer><p class="small">Made by sfumato {__version__}. All of this page is released.</p></footer>'
+    return html.document(
+        said.title or heading, [_header(heading, said), contents(), _answer(run, said, facts), *rest], footer
     )
 
 
-def _heard(run: "Run") -> str:
+def _header(heading: str, said: Words) -> str:
+    over = said.title if said.question and said.title and said.title != said.question else ""
+    brand = f'<p class="brand">sfumato{f" · {escape(over)}" if over else ""}</p>'
+    return f"<header>{brand}<h1>{escape(heading)}</h1></header>"
+
+
+def contents() -> str:
+    """The parts of the page, as links."""
+    links = "".join(f'<li><a href="#{key}">{name}</a></li>' for key, name in CONTENTS)
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
+
+
+def _answer(run: "Run | Estimate", said: Words, facts: Facts) -> str:
+    kind = "estimate" if isinstance(run, Estimate) else "run"
+    usable = run.verdict.usable
+    rows = answer.shown_parameters(run, said, facts) if usable else []
+    text = f'<p class="lead">{escape(answer.sentence(rows, said, run.verdict.level, kind))}</p>' if usable else ""
+    parts = [text, verdict(run), answer.forest(rows), _heard(run, said, facts), _glance(run)]
+    return html.section("answer", "The answer", "".join(parts), hidden=True)
+
+
+def verdict(run: "Run | Estimate") -> str:
+    """The verdict in a line; of what must not be used, in a banner with all reasons."""
+    level, reasons = run.verdict.level, run.verdict.reasons
+    if level == "unusable":
+        body = html.paragraphs([answer.NOTHING, *reasons])
+        what = "this estimate" if isinstance(run, Estimate) else "these draws"
+        return f'<div class="verdict bad" role="alert"><h3>Do not use {what}</h3>{body}</div>'
+    label = f" {escape(run.label)}" if isinstance(run, Estimate) else f" {escape(reasons[0])}"
+    return f'<p class="verdict {GRADES[level]}"><strong>{level.capitalize()}.</strong>{label} <a href="#sure">How sure?</a></p>'
+
+
+def _heard(run: "Run | Estimate", said: Words, facts: Facts) -> str:
     """Of an unusable run, what its releases say all the same."""
-    if run.heard is None:
+    if isinstance(run, Estimate) or run.heard is None:
         return ""
-    text = html.paragraphs([run.heard.label, *run.heard.verdict.reasons[1:]])
-    return html.section("What the releases say all the same", text + estimate.table(run.heard))
+    rows = answer.shown_parameters(run.heard, said, facts) if run.heard.verdict.usable else []
+    text = answer.sentence(rows, said, run.heard.verdict.level, "estimate")
+    reasons = html.paragraphs([run.heard.label, *run.heard.verdict.reasons[1:]])
+    return f"<h3>What the releases say all the same</h3><p>{escape(text)}</p>{reasons}{answer.forest(rows)}"
 
 
-def _pictures(run: "Run", rows: Sequence[Row]) -> str:
-    if run.iterations < 2:
-        return ""
-    shown = list(zip(series(run).items(), rows, strict=True))[: html.PICTURED]
-    densities = [(name, svg.density(np.asarray(d, float), (row.low, row.high), name)) for (name, d), row in shown]
-    traces = [(name, svg.trace(np.asarray(d, float), name)) for (name, d), _ in shown]
-    rest = len(rows) - len(shown)
-    remark = f'<p class="small">{rest} further parameters are in the table only.</p>' if rest > 0 else ""
-    density_text = "The shaded part holds 90% of the draws, the dotted line is the mean, thin lines are single chains."
-    trace_text = "Draws in the order they were made. Good chains overlap and show no drift."
-    chains = html.section("Chains", f"<p>{trace_text}</p>{html.grid(traces)}")
-    if not run.verdict.usable:
-        return chains
-    return html.section("Posterior", f"<p>{density_text}</p>{html.grid(densities)}{remark}") + "\n" + chains
-
-
-def _spending(run: "Run", rows: Sequence[Row]) -> str:
-    steps = np.asarray(run.transcript["mu_squared"]).sum(axis=0)
-    before = max(run.privacy.spent_mu**2 - float(steps.sum()), 0.0)
-    total = before + np.concatenate([[0.0], np.cumsum(steps)])
-    cap = run.privacy.mu**2
-    least = min((row.ess for row in rows if not math.isnan(row.ess)), default=math.nan)
-    worth = f"worth {_count(least)} to {_count(_most(rows))} draws" if run.verdict.usable else "of no use"
-    plan = run.plan
-    facts = [
-        ("cap", f"mu² = {cap:.4g}"),
-        ("used", f"{run.privacy.spent_mu**2 / cap:.1%} of it, {before / cap:.1%} before the chain (pilot)"),
-        ("kernel", _kernel(plan)),
-        ("accepted", f"{_or_unknown(run.acceptance, '.0%')} of the proposals"),
-        ("planned", f"{plan['chains']} × {plan['iterations']:,} iterations, worth {plan['forecast_ess']:.0f} draws"),
-        ("achieved", f"{_chains(run)} × {run.iterations:,} iterations, {worth}"),
-        ("limit", f"{plan['limit_ess']:.0f} draws, were the whole budget spent on a single release"),
-    ]
-    text = (
-        "Every answer costs a part of the privacy budget. The cap was fixed before the first answer and cannot be "
-        f"passed. {words.ending(run)}"
-    )
-    figure = f'<figure class="wide">{svg.spending(total, cap)}<figcaption>mu² spent, by iteration</figcaption></figure>'
-    rests = f'<p class="small">The plan rests on: {escape("; ".join(plan["assumptions"]))}.</p>'
-    return html.section("How the budget was spent", f"<p>{text}</p>{figure}{html.facts(facts)}{rests}")
-
-
-def _kernel(plan: Mapping[str, Any]) -> str:
-    """The kernel with its step and its noise, in the words of the plan."""
-    if not asks_first(plan["kernel"]):
-        return f"{plan['kernel']}, step {plan['step']:g} sd, noise sigma = {plan['sigma']:g} in every answer"
-    often = "correction on average" if plan.get("copy_sigma") else "correction"
-    return f"{plan['kernel']}, step size h = {plan['step']:g}, noise sigma = {plan['sigma']:.3g} per {often}"
-
-
-def _colophon(run: "Run") -> str:
-    works = "".join(f"<li>{escape(work)}</li>" for work in CITATIONS)
-    made = (
-        f"Made by sfumato {__version__}. Public seed {run.seed}; the noise has no seed. All of this page is released."
-    )
-    cite = f"sfumato, version {__version__}: exact Bayesian inference under differential privacy. With:"
+def _glance(run: "Run | Estimate") -> str:
+    privacy = run.privacy
+    facts = [("records", f"{privacy.n:,}"), ("epsilon", f"{privacy.epsilon:g}"), ("delta", f"{privacy.delta:g}")]
+    if isinstance(run, Estimate):
+        facts.append(("kind", "estimate"))
+    else:
+        facts.append(("draws", f"{run.transcript['accepted'].shape[0]} × {run.iterations:,}"))
     return (
-        html.section("How to cite", f"<p>{cite}</p><ul>{works}</ul>") + f'<footer><p class="small">{made}</p></footer>'
+        '<dl class="glance">'
+        + "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+        + "</dl>"
     )
 
 
-# -- pieces -----------------------------------------------------------------------------------------------------------
-
-
-def _or_unknown(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else html.UNKNOWN
-
-
-def _count(value: float) -> str:
-    return _or_unknown(value, ".0f")
-
-
-def _r_hat_grade(r_hat: float) -> str:
-    if math.isnan(r_hat):
-        return "bad"
-    return "good" if r_hat <= GOOD_R_HAT else "fair" if r_hat <= FAIR_R_HAT else "bad"
-
-
-def _most(rows: Sequence[Row]) -> float:
-    return max((row.ess for row in rows if not math.isnan(row.ess)), default=math.nan)
-
-
-def _chains(run: "Run") -> int:
-    return int(run.transcript["accepted"].shape[0])
+def promise(run: "Run | Estimate") -> str:
+    """What is promised to the people behind the records."""
+    text = html.paragraphs(words.promise(run.privacy))
+    return html.section("promise", "The promise", f'<div class="promise">{text}</div>')

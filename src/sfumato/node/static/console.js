@@ -7,6 +7,7 @@ let token = sessionStorage.getItem("sfumato-token") || "";
 let state = null;
 let timer = 0;
 let planned = 0;
+let heard = null; // when the node last answered
 
 async function call(path, body) {
   const options = { headers: { Authorization: `Bearer ${token}` }, cache: "no-store", credentials: "omit" };
@@ -28,8 +29,26 @@ const number = (value, digits = 3) => {
   if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
   return Math.abs(value) < 0.001 ? value.toExponential(1) : Number(value.toPrecision(digits)).toString();
 };
+// What is still possible is never rounded up: a run that asks for it must be granted.
+const atMost = (value) => (value < 0.01 ? value : Math.floor(value * 100) / 100).toString();
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
-const when = (text) => (text ? text.slice(0, 19).replace("T", " ") : "");
+const LOCAL = { dateStyle: "medium", timeStyle: "short" };
+const TODAY = { timeStyle: "medium" };
+
+// Local time; the exact one, in UTC, is in the element.
+function when(text, options) {
+  if (!text) return "";
+  const made = document.createElement("time");
+  made.dateTime = text;
+  made.title = text;
+  made.textContent = local(new Date(text), options);
+  return made;
+}
+
+function local(date, options) {
+  const today = date.toDateString() === new Date().toDateString();
+  return date.toLocaleString("en-GB", options || (today ? TODAY : LOCAL));
+}
 
 function shape(name, facts, text) {
   const made = document.createElementNS(SVG, name);
@@ -40,28 +59,43 @@ function shape(name, facts, text) {
 
 function cell(content, kind) {
   const made = document.createElement("td");
+  made.setAttribute("role", "cell");
   if (kind) made.className = kind;
   if (content instanceof Node) made.append(content);
   else made.textContent = content;
   return made;
 }
 
-function rows(id, lines, empty, width) {
+// Lines of a table; each cell carries its heading, which a phone shows beside it.
+function rows(id, lines, empty) {
   const body = $(id);
+  const heads = [...body.parentElement.querySelectorAll("thead th")].map((head) => head.textContent);
   const kept = document.activeElement && body.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  body.replaceChildren(...lines.map((cells) => {
+  const made = lines.map((cells) => {
     const line = document.createElement("tr");
-    line.append(...cells);
+    line.setAttribute("role", "row");
+    cells.forEach((part, i) => { part.dataset.label = heads[i]; });
+    line.append(heading(cells[0]), ...cells.slice(1));
     return line;
-  }));
+  });
   if (!lines.length) {
     const line = document.createElement("tr");
+    line.setAttribute("role", "row");
     const only = cell(empty, "none");
-    only.colSpan = width;
+    only.colSpan = heads.length;
     line.append(only);
-    body.append(line);
+    made.push(line);
   }
+  body.replaceChildren(...made);
   if (kept) for (const button of body.querySelectorAll("button")) if (button.dataset.key === kept) button.focus();
+}
+
+function heading(from) {
+  const made = document.createElement("th");
+  made.scope = "row";
+  made.setAttribute("role", "rowheader");
+  made.append(...from.childNodes);
+  return made;
 }
 
 function spent(amount) {
@@ -113,7 +147,7 @@ function drawCurve(budget, curve) {
     shape("polyline", { points: [...path, `${x(state.now)},116`, `${x(first)},116`].join(" "), class: "area" }),
     shape("polyline", { points: path.join(" ") }),
     shape("text", { x: 4, y: 12 }, "cap"),
-    shape("text", { x: 4, y: 129 }, curve.length ? when(new Date(first * 1000).toISOString()).slice(0, 16) : ""),
+    shape("text", { x: 4, y: 129 }, curve.length ? local(new Date(first * 1000), LOCAL) : ""),
     shape("text", { x: 316, y: 129, class: "end" }, "now"),
   );
   $("curve-text").textContent = `μ² ${number(before, 4)} spent by ${state.analysts} analyst${state.analysts === 1 ? "" : "s"} in ${state.answers.toLocaleString("en")} answers.`;
@@ -131,7 +165,39 @@ function drawRates(rates) {
 }
 
 function shortRun(run) {
-  return run.startsWith("estimate-") ? `estimate ${run.slice(9, 17)}` : run.slice(0, 8);
+  if (run.startsWith("estimate-")) return `estimate ${run.slice(9, 17)}`;
+  return /^[0-9a-f]{16}$/.test(run) ? run.slice(0, 8) : run; // made up by a machine, or a name that somebody gave
+}
+
+// How a run stands, since when, and what else is known of it.
+function standing(run) {
+  const span = document.createElement("span");
+  span.append(!run.since ? run.state : run.state === "disconnected" ? "disconnected since " : `${run.state}, `);
+  if (run.since) span.append(when(run.since));
+  for (const mark of run.marks) {
+    const pill = document.createElement("span");
+    pill.className = "mark";
+    pill.textContent = mark;
+    span.append(pill);
+  }
+  return span;
+}
+
+function studies() {
+  return state.studies.flatMap((study) => {
+    const cap = `ε ${number(study.epsilon)} at δ ${study.delta.toExponential(0)}`;
+    const each = study.possible.length ? study.possible : [{ analyst: "nobody yet", epsilon: study.epsilon, delta: study.delta }];
+    return each.map((part) => [
+      cell(study.name), cell(study.n.toLocaleString("en")), cell(cap), cell(part.analyst),
+      cell(part.epsilon > 0 ? `${atMost(part.epsilon)} at δ ${part.delta.toExponential(0)}` : "none left", part.epsilon > 0 ? "" : "bad"),
+    ]);
+  });
+}
+
+function banner(words, lost) {
+  $("banner").hidden = !words;
+  $("banner").classList.toggle("lost", Boolean(lost));
+  if ($("banner").textContent !== words) $("banner").textContent = words;
 }
 
 function draw() {
@@ -139,15 +205,17 @@ function draw() {
   document.title = `${state.paused ? "Paused: " : ""}${state.name} · sfumato node`;
   $("state").textContent = state.paused ? "paused" : "serving";
   $("state").className = state.paused ? "pill paused" : "pill";
+  banner(state.paused ? "This node is paused: nobody gets an answer, also after a restart, until answers are resumed here." : "");
   $("pause").textContent = state.paused ? "Resume answers" : "Pause answers";
   $("version").textContent = `sfumato ${state.version}; ledger head ${state.head.slice(0, 18)}…`;
   drawGauge(state.budget);
   drawCurve(state.budget, state.curve);
   drawRates(state.rates);
   rows("runs", state.runs.map((run) => [
-    cell(run.study), cell(run.analyst), cell(shortRun(run.run) + (run.sealed ? " (sealed)" : "")), cell(when(run.opened)),
-    cell(run.answers.toLocaleString("en")), cell(spent(run.budget)), cell(run.state, run.state === "connected" ? "good" : "none"),
-  ]), "No run has been opened yet.", 7);
+    cell(run.study), cell(run.analyst), cell(shortRun(run.run)), cell(when(run.opened)), cell(`ε ${number(run.epsilon)}`, "short"),
+    cell(run.answers.toLocaleString("en")), cell(spent(run.budget), "short"), cell(standing(run), run.state === "connected" ? "good" : ""),
+  ]), "No run has been opened yet.");
+  rows("studies", studies(), "No study is approved.");
   rows("tokens", state.tokens.map((line) => {
     const button = document.createElement("button");
     button.type = "button";
@@ -155,16 +223,17 @@ function draw() {
     button.dataset.key = line.name;
     button.setAttribute("aria-label", `Revoke ${line.name}`);
     button.addEventListener("click", () => revoke(line.name));
+    const may = line.state === "valid" && !line.self;
     return [
-      cell(line.name), cell(line.kind), cell(line.expires ? when(line.expires) : "never"), cell(spent(line.budget)),
-      cell(line.state, line.state === "valid" ? "good" : "bad"), cell(line.state === "valid" && !line.self ? button : ""),
+      cell(line.name), cell(line.kind), cell(line.expires ? when(line.expires) : "never"), cell(spent(line.budget), "short"),
+      cell(line.state, line.state === "valid" ? "good" : "bad"), cell(may ? button : "", may ? "" : "blank"),
     ];
-  }), "No tokens.", 6);
+  }), "No tokens.");
   $("statement").textContent = state.statement;
   showConsortium(state.consortium);
   rows("log", state.log.map((line) => [
-    cell(when(line.at)), cell(line.event), cell(line.who || ""), cell(line.what || "", "wrap"),
-  ]), "Nothing yet.", 4);
+    cell(when(line.at)), cell(line.who || "–"), cell(line.words), cell(line.what || "", line.what ? "" : "blank"),
+  ]), "Nothing yet.");
   if (!$("study").options.length) startPlanner();
 }
 
@@ -175,15 +244,23 @@ async function refresh() {
   try {
     state = await call("api/console/state");
     $("trouble").textContent = "";
+    heard = new Date();
+    $("main").classList.remove("dead");
     show(true);
     draw();
   } catch (error) {
     if (["unauthorised", "forbidden", "revoked"].includes(error.code)) return signOut(error.message);
-    $("trouble").textContent = `The node does not answer: ${error.message}`;
-    $("state").textContent = "no answer";
-    $("state").className = "pill lost";
+    lost();
   }
   timer = window.setTimeout(refresh, 1000);
+}
+
+// The node is gone: what is on the page is from when it last answered, and says so.
+function lost() {
+  $("state").textContent = "no answer";
+  $("state").className = "pill lost";
+  $("main").classList.add("dead");
+  banner(heard ? `The node has not answered since ${local(heard, TODAY)}. Everything below is from then.` : "The node does not answer.", true);
 }
 
 function show(open) {
@@ -222,16 +299,45 @@ function revoke(name) {
 // -- the planner --------------------------------------------------------------------------------------------------
 
 const EXPONENTS = { epsilon: 2, delta: 1, records: 3 };
-const exact = {}; // what the node itself has, until a slider is moved: its steps are coarse
+const POINTS = 9; // of the curve
+const exact = {}; // what the study itself has, until a slider is moved: its steps are coarse
 const slid = (id) => exact[id] ?? Number(Math.pow(10, Number($(id).value)).toPrecision(EXPONENTS[id]));
+const chosen = () => state.studies.find((study) => study.name === $("study").value) || state.studies[0];
 
 function startPlanner() {
-  $("study").replaceChildren(...state.studies.map((study) => new Option(study, study)));
-  $("epsilon").value = Math.log10(state.budget.epsilon);
-  $("delta").value = Math.log10(state.budget.delta);
-  $("records").value = Math.log10(state.n);
-  Object.assign(exact, { epsilon: state.budget.epsilon, delta: state.budget.delta, records: state.n });
+  $("study").replaceChildren(...state.studies.map((study) => new Option(study.name, study.name)));
+  startStudy();
+}
+
+// A study begins at its own cap: the most that a run may ask for.
+function startStudy() {
+  const study = chosen();
+  $("epsilon").value = Math.log10(study.epsilon);
+  $("delta").value = Math.log10(study.delta);
+  $("records").value = Math.log10(study.n);
+  Object.assign(exact, { epsilon: study.epsilon, delta: study.delta, records: study.n });
   replan();
+}
+
+// Caps on the slider: of the study, and what the best placed analyst may still ask for.
+function caps() {
+  const study = chosen();
+  const most = Math.max(0, ...study.possible.map((part) => part.epsilon));
+  const found = [{ epsilon: study.epsilon, words: `cap ${number(study.epsilon)}` }];
+  if (!study.possible.length || most <= 0 || most > 0.999 * study.epsilon) return found;
+  const left = `left ${atMost(most)}`;
+  if (most > 0.6 * study.epsilon) return [{ epsilon: most, words: `${left} of ${number(study.epsilon)}` }]; // side by side they would overlap
+  return [...found, { epsilon: most, words: left }];
+}
+
+function drawMarks() {
+  const [low, high] = [Number($("epsilon").min), Number($("epsilon").max)];
+  $("epsilon-marks").replaceChildren(...caps().map((cap) => {
+    const made = document.createElement("span");
+    made.textContent = cap.words;
+    made.style.left = `${(100 * (Math.min(Math.max(Math.log10(cap.epsilon), low), high) - low)) / (high - low)}%`;
+    return made;
+  }));
 }
 
 function labels() {
@@ -261,15 +367,17 @@ function showConsortium(house) {
   $("roster").replaceChildren(...house.members.map((one) => fact(one.self ? `${one.name} (you)` : one.name, one.fingerprint)));
 }
 
+const ask = (epsilon) => ({ study: chosen().name, epsilon, delta: slid("delta"), n: Math.round(slid("records")) });
+
 async function replan() {
   labels();
+  drawMarks();
   const turn = ++planned;
   $("forecast").classList.add("stale");
   await new Promise((done) => window.setTimeout(done, 120));
   if (turn !== planned) return;
-  const asked = { study: $("study").value, epsilon: slid("epsilon"), delta: slid("delta"), n: Math.round(slid("records")) };
   try {
-    const plan = (await call("api/console/plan", asked)).plan;
+    const plan = (await call("api/console/plan", ask(slid("epsilon")))).plan;
     if (turn !== planned) return;
     $("forecast").replaceChildren(
       fact("Iterations", `${plan.chains} × ${plan.iterations.toLocaleString("en")}`),
@@ -280,13 +388,48 @@ async function replan() {
       fact("μ of the cap", number(plan.mu, 4)),
     );
     $("forecast").dataset.ess = plan.forecast_ess;
-    $("verdict").textContent = `${plan.weak ? "Too weak: the chain cannot mix on this. " : ""}Rests on: ${plan.assumptions.join("; ")}.`;
+    $("verdict").textContent = `${plan.remedy ? `Too weak: ${plan.remedy} ` : plan.weak ? "Weak, if the parameters are near there; a pilot will tell. " : ""}Rests on: ${plan.assumptions.join("; ")}.`;
+    $("forecast").classList.remove("stale");
+    await drawWorth(turn, [slid("epsilon"), plan.forecast_ess]);
   } catch (error) {
     if (turn !== planned) return;
     $("forecast").replaceChildren(fact("No plan", "–"));
     $("verdict").textContent = error.message;
   }
   $("forecast").classList.remove("stale");
+}
+
+// Effective draws against epsilon, point by point, each a plan of its own; on logarithmic axes.
+async function drawWorth(turn, here) {
+  const [low, high] = [Number($("epsilon").min), Number($("epsilon").max)];
+  const points = [here];
+  for (let i = 0; i < POINTS; i += 1) {
+    const epsilon = Number(Math.pow(10, low + ((high - low) * i) / (POINTS - 1)).toPrecision(2));
+    const plan = (await call("api/console/plan", ask(epsilon))).plan;
+    if (turn !== planned) return;
+    if (plan.forecast_ess > 0) points.push([epsilon, plan.forecast_ess]);
+    points.sort((a, b) => a[0] - b[0]);
+    worth(points, here, low, high);
+  }
+  $("worth").dataset.points = points.length;
+}
+
+function worth(points, here, low, high) {
+  const bottom = Math.floor(Math.min(0, ...points.map((point) => Math.log10(point[1]))));
+  const top = Math.ceil(Math.max(2, ...points.map((point) => Math.log10(point[1]))));
+  const x = (epsilon) => 54 + (356 * (Math.log10(epsilon) - low)) / (high - low);
+  const y = (draws) => 160 - (148 * (Math.log10(draws) - bottom)) / (top - bottom);
+  const marks = [];
+  for (let power = bottom; power <= top; power += 1) {
+    marks.push(shape("line", { x1: 54, x2: 410, y1: y(10 ** power), y2: y(10 ** power) }));
+    marks.push(shape("text", { x: 48, y: y(10 ** power) + 4, class: "end" }, (10 ** power).toLocaleString("en")));
+  }
+  for (const epsilon of [0.1, 1, 10]) marks.push(shape("text", { x: x(epsilon), y: 178, class: epsilon === 10 ? "end" : "mid" }, `ε ${epsilon}`));
+  for (const cap of caps()) marks.push(shape("line", { x1: x(cap.epsilon), x2: x(cap.epsilon), y1: 12, y2: 160, class: "limit" }));
+  marks.push(shape("polyline", { points: points.map(([a, b]) => `${x(a)},${y(b)}`).join(" ") }));
+  marks.push(shape("circle", { cx: x(here[0]), cy: y(here[1]), r: 4.5 }));
+  $("worth").replaceChildren(...marks);
+  $("worth-text").textContent = "Effective draws against ε, on logarithmic axes; the dot is where the slider stands, dashed lines are caps. A run needs 20 at the least.";
 }
 
 // -- wiring -------------------------------------------------------------------------------------------------------
@@ -302,7 +445,8 @@ $("login").addEventListener("submit", (event) => {
 $("pause").addEventListener("click", () => act(state && state.paused ? "api/console/resume" : "api/console/pause", {}));
 $("leave").addEventListener("click", () => signOut(""));
 $("planner").addEventListener("submit", (event) => event.preventDefault());
-for (const id of ["study", "epsilon", "delta", "records"]) {
+$("study").addEventListener("input", startStudy);
+for (const id of ["epsilon", "delta", "records"]) {
   $(id).addEventListener("input", () => { delete exact[id]; replan(); });
 }
 $("copy").addEventListener("click", async () => {

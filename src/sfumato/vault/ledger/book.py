@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from sfumato.errors import InvalidInput, LedgerError
-from sfumato.privacy.budget import cap_quanta
+from sfumato.privacy.budget import cap_quanta, mu_squared
+from sfumato.tools.notebook import card, table
 from sfumato.vault.ledger import chain
 from sfumato.vault.ledger.account import ROOT, Account, figures, least_left, line, next_id, whole
 from sfumato.vault.ledger.answers import check_text
@@ -301,6 +302,16 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _repr_html_(self) -> str:
+        try:
+            lines = [
+                (state.name, f"{mu_squared(state.spent):.4g}", f"{mu_squared(state.cap):.4g}", f"{state.answers:,}")
+                for state in self.accounts()
+            ]
+        except LedgerError:
+            lines = []
+        return card(repr(self).strip("<>"), inner=[table(("account", "spent (mu squared)", "of", "answers"), lines)])
 
     def __repr__(self) -> str:
         place = "in memory" if self.path is None else f"'{self.path.name}'"
