@@ -76,7 +76,7 @@ def effective(size: int, colluders: int, sealed: bool, runs: int) -> tuple[float
             force=True, progress=False,
         )  # fmt: skip
         found.append(typical_ess(run))
-        ratios.append(run.plan["forecast_ess"] / found[-1])
+        ratios.append(run.plan.forecast_ess / found[-1])
     return float(np.median(found)), float(np.median(ratios))
 
 

@@ -43,7 +43,7 @@ def owners(house):
 def test_a_run_over_nodes_of_one_consortium_is_sealed(house, name, kernel):
     family = load(next(iter(house.values())).folder, name)
     run = sf.sample(family, owners(house)[::-1], kernel=kernel, iterations=40, **SETTINGS)
-    assert run.plan["sealed"] and run.iterations == 40
+    assert run.plan.sealed and run.iterations == 40
     for owner in run.privacy.owners:
         assert owner.sealed.members == tuple(TABLES) and owner.sealed.colluders == 1
         assert owner.sealed.mu == pytest.approx(owner.mu * 2**0.5, rel=1e-6)
