@@ -19,7 +19,7 @@ from sfumato.study.target import make_study
 from sfumato.vault import blocks, lattice, records
 from sfumato.vault.engine import LocalEngine
 from sfumato.vault.ledger import Ledger
-from sfumato.vault.queries.remainder import Change, sum_change
+from sfumato.vault.queries.remainder import Change, sum_change, sum_in_blocks
 from sfumato.vault.queries.vector import score_sum
 from sfumato.vault.vault import Vault
 from statistical.harness import grid_posterior, moment_p_values, run_chains
@@ -124,7 +124,7 @@ def flow(sigma_of, h=1.0, shorter=1.0, wider=0.0):
             lo, hi = near.range(proven.anchor, a, b, b - a - known.along)
             clamp = lattice.clamp_for(lo - wider, hi + wider, gamma, N)
             change = Change(a, how.terms(rows, a), b, known.along, clamp)
-            total, _ = sum_change(how, near, rows, change, vectors, gamma)
+            total, _ = sum_change(how, rows, change, vectors, gamma)
             m = kernel.matrix @ kernel.matrix.T
             mean = a + h / 2 * m @ (s_n + kernel.drift(a))
             log_q = jax.scipy.stats.norm.logpdf(b[0], mean[0], jnp.sqrt(h * (1 - h / 4) * m[0, 0]))
@@ -309,9 +309,11 @@ def test_blocks_of_records_and_counts_give_the_same_sums(monkeypatch):
         for table in (LocalEngine(part, STUDY) for part in (plain, counted)):
             totals.append(table.sum(scores))
             change = Change(a, table.terms(a[None])[0], b, known.along, clamp)
-            for own in (table.vectors_at(proven.body), proven.body):
-                run = jax.jit(lambda r, c, v, how=table.how: sum_change(how, STUDY.reference_bounds, r, c, v, gamma))
-                scalars.append(int(run(table.records, change, own)[0]))
+            kept = jax.jit(lambda r, c, v, how=table.how: sum_change(how, r, c, v, gamma)[0])
+            scalars.append(int(kept(table.records, change, table.vectors_at(proven.body))))
+            all_chains = jax.tree.map(lambda part: jnp.asarray(part)[None], change)
+            anew = jax.jit(lambda r, c, b, how=table.how: sum_in_blocks(how, STUDY.reference_bounds, r, c, b, gamma))
+            scalars.append(int(anew(table.records, all_chains, proven.body)[0]))
         assert np.array_equal(*totals)
         # Block by block the derivative along v is taken another way, so the last bit of a term may differ.
         assert max(scalars) - min(scalars) <= N
