@@ -185,7 +185,7 @@ def press_in_pilot(checkpoint, *arguments, cwd):
 def test_ctrl_c_in_the_pilot_of_a_command(tmp_path, capsys, monkeypatch):
     study, out = make_study(tmp_path / "s"), tmp_path / "my output"
     code, said, err = press_in_pilot(out / "checkpoint", "run", study, "--out", out, cwd=tmp_path)
-    assert code == endings.INTERRUPTED and said == ""
+    assert code == endings.INTERRUPTED and said.startswith("\nPlan: ")  # it is shown before anything is spent
     assert "Traceback" not in err
     assert err.startswith("Interrupted. The pilot has 1 answer so far (about ")
     assert "paid for, and kept. One more was under way" in err

@@ -258,4 +258,4 @@ def test_a_run_and_its_checkpoint_hold_no_record(tmp_path, caplog):
         assert needle_text.encode() not in body, path
         assert needle_bytes not in body, path
     assert needle_text not in caplog.text
-    assert needle_text not in json.dumps({k: str(v) for k, v in run.plan.items()})
+    assert needle_text not in json.dumps({k: str(v) for k, v in run.planned.items()})

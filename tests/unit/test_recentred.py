@@ -82,10 +82,10 @@ def test_both_forms_are_one_model_then():
         (unscaled, {}),
         (bent, {}),
         (mixed, {}),
-        (non_centred, {"reads": lambda mu, scale, z, alpha: alpha + z}),
-        (non_centred, {"reads": lambda mu, scale, z, alpha: alpha * scale + mu}),
+        (non_centred, {"reads": lambda mu, scale, z, alpha: alpha * z}),
+        (non_centred, {"reads": lambda mu, scale, z, alpha: jnp.sin(alpha) + z}),
     ],
-    ids=["centred", "unscaled", "bent", "mixed", "z read too", "all read too"],
+    ids=["centred", "unscaled", "bent", "mixed", "a square", "read twice"],
 )
 def test_what_gains_nothing_or_is_no_straight_line_stays(effects, reads):
     model = built(effects, **reads)

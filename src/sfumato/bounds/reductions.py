@@ -121,7 +121,7 @@ def _triangular_solve(scope: Scope, params: Params, matrix: Value, right: Value)
     """With a matrix of the parameter alone: its inverse is one, too, and multiplies the right-hand side."""
     if not isinstance(matrix, Const):
         raise unsupported("triangular_solve", " (the matrix must not depend on a record)")
-    unit, left = jnp.eye(matrix.shape[-1]), params["left_side"]
+    unit, left = np.eye(matrix.shape[-1]), params["left_side"]
     told = {key: value for key, value in params.items() if key != "from_whole"}
 
     def inverse(x: Array) -> Array:

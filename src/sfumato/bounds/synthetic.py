@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from sfumato.bounds import compiled
-from sfumato.domain import Domain
+from sfumato.domain import Domain, joined
 from sfumato.errors import InvalidInput
 from sfumato.model import Model
 from sfumato.model.trials import as_model_input
@@ -24,7 +24,7 @@ SIZE = 2048
 """Made-up records in a batch: always as many, so that nothing is compiled twice."""
 
 _REMEMBERED = 16  # batches
-_LOOKED = 4  # records by which outcomes are told from covariates: one that is at most another column may be cut in some
+_LOOKED = 4  # records by which outcomes are told from covariates
 _NOTHING = 1e-12
 """Size of scores along a direction, beside the largest, below which no record speaks of it: rounding leaves 1e-15."""
 
@@ -57,7 +57,7 @@ def _uniform(
         return model.sample_records(jax.device_put(point), jax.random.key(seed), size)
     rng = np.random.default_rng(seed)
     batch = {name: as_model_input(d, _drawn_in(d, d.sample(rng, size), spread)) for name, d in columns.items()}
-    made = with_outcomes(model, columns, point, batch, seed, clamp=clamp)
+    made = with_outcomes(model, columns, point, joined(columns, batch), seed, clamp=clamp)
     for values in made.values():
         values.flags.writeable = False  # all who ask share them
     return made
@@ -185,26 +185,38 @@ def with_outcomes(
 
 
 def observed_columns(model: Model, theta: np.ndarray, batch: Batch) -> dict[str, int]:
-    """Columns that are an observed site's value as they stand, with the position of that site among the factors."""
+    """Columns that are an observed site's value as they stand, with the position of that site among the factors.
+
+    The column has that value in every record that is looked at, and in one of them the value moves with it: two columns may hold
+    equal numbers by chance, and one that is cut to another does not move where they are equal.
+    """
     if model.observations is None:
         return {}
-    found: dict[str, int] = {}
-    for i in range(min(_LOOKED, len(next(iter(batch.values()))))):
-        found = _observed_in(model, theta, {name: values[i] for name, values in batch.items()}) | found
-    return found
+    records = [{name: values[i] for name, values in batch.items()} for i in range(min(_LOOKED, _length(batch)))]
+    looked = [_observed_in(model, theta, record) for record in records]
+    return {
+        name: position
+        for position, name in dict.fromkeys(key for followed in looked for key in followed)
+        if all((position, name) in followed for followed in looked)
+        and any(followed[position, name] for followed in looked)
+    }
 
 
-def _observed_in(model: Model, theta: np.ndarray, record: dict[str, Any]) -> dict[str, int]:
+def _observed_in(model: Model, theta: np.ndarray, record: dict[str, Any]) -> dict[tuple[int, str], bool]:
+    """Pairs of a site and a column of its value; and whether the value moves with the column."""
     values_at = compiled.observed_values(model)
-    found: dict[str, int] = {}
+    found: dict[tuple[int, str], bool] = {}
     for position, value in enumerate(values_at(jax.device_put(theta), record)):
         for name, given in record.items():
-            # Two columns may hold equal numbers by chance: the observed one is the one it moves with.
-            moved = record | {name: given + np.asarray(1, np.asarray(given).dtype)}
-            followed = values_at(jax.device_put(theta), moved)[position]
-            if _same(value, given) and _same(followed, moved[name]):
-                found[name] = position
+            if _same(value, given):
+                moved = record | {name: given + np.asarray(1, np.asarray(given).dtype)}
+                followed = values_at(jax.device_put(theta), moved)[position]
+                found[position, name] = _same(followed, moved[name])
     return found
+
+
+def _length(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _same(value: Array, column: Array) -> bool:

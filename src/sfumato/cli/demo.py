@@ -64,7 +64,7 @@ def demo(
         bool, flag("--keep", help="Consortium: leave the nodes and their consoles running until Ctrl-C.")
     ] = False,
     unsealed: Annotated[
-        bool, typer.Option("--unsealed", help="Consortium: no sealed sums; every owner adds all the noise it needs.")
+        bool, flag("--unsealed", help="Consortium: no sealed sums; every owner adds all the noise it needs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

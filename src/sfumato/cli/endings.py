@@ -42,6 +42,7 @@ ENDINGS: dict[type[errors.SfumatoError], Ending] = {
     errors.OwnerRefused: Ending("owner-refused", OWNER),
     errors.BadAnswer: Ending("bad-answer", OWNER),
     errors.OwnerError: Ending("owner", OWNER),
+    errors.KeysGone: Ending("keys-gone", OWNER),
     errors.BudgetSpent: Ending("budget-spent", NO_BUDGET),
     errors.LedgerError: Ending("ledger", NO_BUDGET),
     errors.CheckpointError: Ending("checkpoint", CHECKPOINT),

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from sfumato.bounds import synthetic
-from sfumato.domain import Domain
+from sfumato.domain import Domain, joined
 from sfumato.model.base import input_spec
 from sfumato.planner.forecast import EstimateForecast
 from sfumato.privacy import gdp
@@ -53,7 +53,8 @@ def _off_scale(d: Domain) -> bool:
 def _observed(study: "Study", centre: np.ndarray) -> set[str]:
     """Columns that are an observed site's value: an outcome is what it is."""
     with jax.enable_x64(True):
-        return set(synthetic.observed_columns(study.model, centre, synthetic.extreme(study.domain, size=2)))
+        records = joined(study.domain, synthetic.extreme(study.domain, size=2))
+        return set(synthetic.observed_columns(study.model, centre, records))
 
 
 def _times_a_parameter(study: "Study", names: Set[str]) -> set[str]:

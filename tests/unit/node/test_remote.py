@@ -173,7 +173,7 @@ def test_the_handshake_says_what_is_public_and_no_more(alice, node, folder):
     assert (alice.name, study.n, study.domain) == ("St Elsewhere", N, {"y": {"kind": "binary"}})
     status, said = call(f"{node.url}/api/handshake", folder[1]["alice"])
     assert status == 200
-    assert set(said) == {"name", "outside", "precision", "studies", "analyst", "budget", "version", "protocol"}
+    assert set(said) == {"name", "outside", "precision", "studies", "analyst", "budget", "version", "protocol", "seat"}
     assert set(said["budget"]) == {"epsilon", "delta", "epsilon_left", "cap", "left", "studies", "limited"}
 
 
