@@ -120,6 +120,14 @@ def test_the_folder_is_the_users_alone(cache):
         assert jax.config.jax_compilation_cache_dir is None
 
 
+def test_a_folder_that_others_could_swap_is_not_used(cache, tmp_path):
+    with kept.kept_programs():
+        assert jax.config.jax_compilation_cache_dir is not None
+    os.chmod(tmp_path, 0o777)  # noqa: S103 (somebody else could put another folder in its place)
+    with kept.kept_programs():
+        assert jax.config.jax_compilation_cache_dir is None
+
+
 def test_unfinished_entries_and_those_beyond_the_size_are_dropped(cache, monkeypatch):
     with kept.kept_programs():
         jax.jit(lambda x: x * 5.5 + 1)(jnp.ones(3))

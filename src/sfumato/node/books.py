@@ -4,6 +4,8 @@ The tree is: the ledger, the node (everything that ever leaves), an analyst, a s
 must fit under every cap above it, so the owner's guarantee holds for all analysts together, also if they collude.
 """
 
+import hashlib
+import json
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -28,6 +30,8 @@ SMALLEST_RUN = 10_000
 share of its cap) the node releases at most `MAX_NUMBERS` in all."""
 MAX_NUMBERS = SMALLEST_RUN * MAX_RELEASES
 NODE = "node"
+ASSUMED = "assumed"
+"""Account without spending that remembers what coalition the books are kept against."""
 MOST_EPSILON = 60.0
 """Beyond this a guarantee is none, and its arithmetic overflows."""
 
@@ -37,6 +41,18 @@ class Amount(NamedTuple):
 
     cap: float
     spent: float
+
+
+def _check_assumed(ledger: Ledger, stated: ConsortiumTable) -> None:
+    """What was answered was paid for against a coalition: the books stay with its roster, and with no more colluders."""
+    pinned = hashlib.sha256(json.dumps(list(stated.members.items())).encode()).hexdigest()
+    now = {"kind": ASSUMED, "roster": pinned, "members": len(stated.members), "colluders": stated.colluders}
+    then = ledger.account(ASSUMED, ledger.cap, about=now).about  # what was said first stays
+    if then["roster"] != pinned or stated.colluders > then["colluders"]:
+        raise InvalidInput(
+            f"what these books paid for holds against {then['colluders']} colluders on a roster of {then['members']}; another "
+            "roster, or more colluders, needs new books (another `ledger` in [consortium]), and an honest sum of both."
+        )
 
 
 class Books:
@@ -60,16 +76,34 @@ class Books:
             )
         self.mu = float(gdp.mu(total.epsilon, total.delta - self.slack))
         self.journal = Journal(self.ledger)
-        self.everybody = None if file.consortium is None else self._against_everybody(file, file.consortium)
+        try:
+            self.everybody = None if file.consortium is None else self._against_everybody(file, file.consortium)
+        except BaseException:
+            self.journal.close()
+            self.ledger.close()
+            raise
         self.node = self.ledger.account(NODE, cap_quanta(self.mu), about={"kind": NODE, "name": file.name})
 
     def _against_everybody(self, file: OwnerFile, stated: ConsortiumTable) -> Ledger:
         """The book of the promise that holds if all other members are against this owner."""
         if stated.everybody is not None:
-            mu = float(gdp.mu(stated.everybody.epsilon, stated.everybody.delta))
+            epsilon, delta = stated.everybody.epsilon, stated.everybody.delta
+            slack = float(gdp.lattice_slack(MAX_NUMBERS, epsilon, 2.0**RELATIVE_LOG2))
+            if slack > delta / 2:
+                raise InvalidInput(
+                    f"delta against everybody must exceed twice the lattice slack, {slack:.2g} at epsilon = {epsilon:g}; got "
+                    f"{delta:g}. Choose a smaller epsilon or a larger delta."
+                )
+            mu = float(gdp.mu(epsilon, delta - slack))
         else:
             mu = min(self.mu * (len(stated.members) - stated.colluders) ** 0.5, MAX_MU)
-        return Ledger.with_cap(file.place(stated.ledger), cap_quanta(mu))
+        ledger = Ledger.with_cap(file.place(stated.ledger), cap_quanta(mu))
+        try:
+            _check_assumed(ledger, stated)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
 
     def close(self) -> None:
         """Fold the journal and close the ledgers."""
@@ -264,6 +298,7 @@ class Books:
         others, (cap, spent) = len(self._house.members) - 1, self.total_against_everybody()
         return (
             f" Sums are sealed in the consortium {self._house.name!r}: for them the guarantee holds against the analysts "
-            f"together with up to {self._house.colluders} of the other {others} members. If all {others} work with them, "
-            f"another cap holds (mu = {cap**0.5:.4g}, mu squared = {cap:.4g}; {spent:.4g} of it is spent)."
+            f"together with up to {self._house.colluders} of the other {others} members. If all {others} work with them, another "
+            f"cap holds for what was sealed (mu = {cap**0.5:.4g}, mu squared = {cap:.4g}; {spent:.4g} of it is spent); answers "
+            "that were not sealed add to it, within the cap above."
         )

@@ -33,9 +33,9 @@ from sfumato.families.base import Family
 from sfumato.owners import bundle_file
 from sfumato.owners.local import open_sealed_statistics, open_statistics
 from sfumato.planner import MAX_RELEASES, budget_mu, lattice_slack
-from sfumato.privacy import gdp
 from sfumato.privacy.budget import QUANTA_PER_UNIT
 from sfumato.privacy.joint import JointStatement, join, plain_fields
+from sfumato.privacy.promise import epsilon_of
 from sfumato.privacy.statement import SealedPromise, Statement
 from sfumato.protocol.consortium import SealedRelease
 from sfumato.study.target import make_study
@@ -484,14 +484,14 @@ def _sealed_promise(
     r"""Against everybody all copies cost :math:`k\Delta^2/\xi_i`, settled beforehand like everything else here."""
     sd, copies = noise
     mu = float(moved * copies**0.5 / (sd * sealed.shares[sealed.position] ** 0.5))
-    if consortium.everybody is not None and mu > float(gdp.mu(*consortium.everybody)):
+    if consortium.everybody is not None and mu > budget_mu(*consortium.everybody):
         raise InvalidInput(
             f"against all other members this release would be worth mu = {mu:.4g}, and the owner promised no more than epsilon, "
             f"delta = {consortium.everybody}; agree on more noise or on another share of it."
         )
     return SealedPromise(
         consortium=consortium.roster.name, members=sealed.members, colluders=sealed.colluders, mu=mu,
-        epsilon=float(gdp.epsilon(mu, delta)), delta=float(delta), spent_mu=mu,
+        epsilon=epsilon_of(mu, delta), delta=float(delta), spent_mu=mu,
     )  # fmt: skip
 
 

@@ -446,14 +446,17 @@ def open_door(
     tick: Tick = lambda done, total, text: None,
     source: Callable[[float], Source] | None = None,
     consortium: Consortium | None = None,
+    everybody_path: Any = None,
 ) -> LocalDoor:
     """Load an owner's records, open its account, and give the door the analyst's loop asks at.
 
     With `remembered` a keyed digest of the records is kept on the private side, and checked when `resuming`. With a `consortium`
-    its answers are sealed, and a second account keeps the promise against everybody.
+    its answers are sealed, and a second account keeps the promise against everybody, at `everybody_path` or beside `ledger_path`.
     """
     engine = _engine(study, data, name, run_id, outside, columns, precision, remembered, resuming, tick)
-    about = {"model": study.model.fingerprint(), "n": engine.n, "owner": name}
+    about: dict[str, Any] = {"model": study.model.fingerprint(), "n": engine.n, "owner": name}
+    if consortium is not None:
+        about |= {"roster": consortium.seat.roster, "colluders": consortium.colluders}
     with _closed_on_failure(engine):
         account, own = open_account(ledger, ledger_path, run_id, cap_quanta(mu), about, resuming=resuming)
         if consortium is None:
@@ -461,13 +464,25 @@ def open_door(
             facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
             return LocalDoor(desk, facts, own, engine=engine)
         with _closed_on_failure(own):
+            _check_assumed(account.about, about)
             keys = consortium.run(run_id, study.model.fingerprint(), engine.n)
-            path = None if ledger_path is None else ledger_path.with_name(f"ledger-everybody-{ledger_path.name}")
+            path = everybody_path
+            if path is None and ledger_path is not None:
+                path = ledger_path.with_name(f"ledger-everybody-{ledger_path.name}")
             cap = cap_quanta(consortium.seat.everybody_mu(mu, MAX_MU))
             everybody, other = open_account(None, path, run_id, cap, about, resuming=resuming)
             desk = Desk(engine, study, account, source=source, keys=keys, everybody=everybody)
             facts = facts_of(study, desk, name, epsilon, delta, mu, outside, precision, own is None)
             return LocalDoor(desk, sealed_facts(facts, consortium.seat, cap), own, other, engine=engine)
+
+
+def _check_assumed(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A run goes on under what its answers were charged for."""
+    if any(then.get(name) != now[name] for name in ("roster", "colluders")):
+        raise CheckpointError(
+            f"a sealed run goes on with the roster and the colluders it was begun with, {then.get('colluders')} and not "
+            f"{now['colluders']} or another roster; give the same consortium."
+        )
 
 
 def sealed_facts(facts: Facts, seat: Seat, cap: int) -> Facts:

@@ -20,8 +20,9 @@ class Owner:
     name
         What the owner is called in messages, plans and statements; different for every owner.
     epsilon, delta
-        What this owner promises to everyone whose record it holds, against the analyst and the other owners together.
-        Without them, those given to `sample` hold.
+        What this owner promises to everyone whose record it holds, against the analyst and the other owners together; in a
+        sealed run, against the analyst and as many of them as its consortium says (`colluders`). Without them, those given to
+        `sample` hold.
     domain
         The set this owner's records live in, if it differs from the one given to `sample`. A tighter domain costs less.
     outside

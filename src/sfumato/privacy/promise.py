@@ -6,6 +6,9 @@ from sfumato.errors import InvalidInput
 from sfumato.privacy import gdp
 from sfumato.privacy.budget import MAX_RELEASES, RELATIVE_LOG2
 
+MOST_EPSILON = 60.0
+"""Beyond it nothing is promised."""
+
 
 def budget_mu(epsilon: float, delta: float) -> float:
     """Mu of the cap: for delta less the lattice slack of `MAX_RELEASES` releases, so that delta as asked is met."""
@@ -17,6 +20,14 @@ def budget_mu(epsilon: float, delta: float) -> float:
             "Choose a smaller epsilon or a larger delta."
         )
     return float(gdp.mu(epsilon, delta - slack))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Epsilon of a cap at delta, with the lattice's slack at that epsilon in it; infinite where the slack takes half of delta."""
+    most = float(gdp.epsilon(mu, delta / 2))
+    if most > MOST_EPSILON or (slack := lattice_slack(most)) > delta / 2:
+        return float("inf")
+    return float(gdp.epsilon(mu, delta - slack))  # at most `most`, so its own slack is no larger
 
 
 def lattice_slack(epsilon: float) -> float:

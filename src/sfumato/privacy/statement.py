@@ -1,7 +1,7 @@
 """The privacy statement: what was promised, to whom, under which conditions, as data and as a paragraph."""
 
 from dataclasses import asdict, dataclass
-from math import exp
+from math import exp, isfinite
 from typing import Any
 
 from sfumato.privacy import composition
@@ -52,11 +52,13 @@ class SealedPromise:
     def __str__(self) -> str:
         others = len(self.members) - 1
         who = {0: "none", others: "all"}.get(self.colluders, f"up to {self.colluders} (whichever)")
+        known = isfinite(self.epsilon)
+        meant = f", that is (epsilon = {self.epsilon:.3g}, delta = {self.delta:g})" if known else ""
         rest = (
             ""
             if self.colluders == others
-            else f" If all of them do, a second cap holds: Gaussian DP with mu = {self.mu:.4g}, that is (epsilon = "
-            f"{self.epsilon:.3g}, delta = {self.delta:g}); of it mu = {self.spent_mu:.4g} was used."
+            else f" If all of them do, a second cap holds, that of these releases alone (other sealed answers from the same "
+            f"records add to it): Gaussian DP with mu = {self.mu:.4g}{meant}; of it mu = {self.spent_mu:.4g} was used."
         )
         return (
             f"Sums were sealed in the consortium {self.consortium!r} ({', '.join(self.members)}): nobody sees the numbers of "

@@ -96,9 +96,11 @@ class TableParty:
     ) -> Door:
         """Open the records and the account, for answers one round at a time."""
         consortium = self.owner.consortium if sealed else None
+        own = None if folder is None else folder / f"ledger-everybody-{_file_name(self.name)}.sqlite"
         return open_door(
-            study, self.owner.data, tick=tick, consortium=consortium, **self._opening(run_id, folder, resuming)
-        )
+            study, self.owner.data, tick=tick, consortium=consortium, everybody_path=own,
+            **self._opening(run_id, folder, resuming),
+        )  # fmt: skip
 
     def _opening(self, run_id: str, folder: Path | None, resuming: bool) -> dict[str, Any]:
         owner = self.owner

@@ -10,8 +10,8 @@ import numpy as np
 from sfumato.owners.rounds import Rounds
 from sfumato.planner import lattice_slack
 from sfumato.planner.owners import share_out, share_sealed
-from sfumato.privacy import gdp
 from sfumato.privacy.budget import QUANTA_PER_UNIT
+from sfumato.privacy.promise import epsilon_of
 from sfumato.privacy.statement import SealedPromise, Statement
 from sfumato.privacy.target import Target
 from sfumato.run.journal import Journal
@@ -74,7 +74,7 @@ def _sealed(access: Rounds, party: Any, i: int) -> SealedPromise:
     mu = float(np.sqrt(facts.everybody / QUANTA_PER_UNIT))
     return SealedPromise(
         consortium=seat.consortium, members=tuple(seat.members), colluders=facts.colluders, mu=mu,
-        epsilon=float(gdp.epsilon(mu, facts.delta - lattice_slack(facts.epsilon))), delta=facts.delta,
+        epsilon=epsilon_of(mu, facts.delta), delta=facts.delta,
         spent_mu=float(np.sqrt(access.spent_for_everybody(i) / QUANTA_PER_UNIT)),
     )  # fmt: skip
 

@@ -119,7 +119,7 @@ def _prepared() -> Path | None:
     try:
         for own in (place.parent, place):
             own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _own(place) or not _own(place.parent):
+        if not (_own(place) and _own(place.parent) and all(map(_stays, place.resolve().parents))):
             return None
         _tidy(place)
     except OSError:
@@ -132,6 +132,15 @@ def _own(place: Path) -> bool:
         return True
     about = place.stat()
     return about.st_uid == os.getuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _stays(above: Path) -> bool:
+    """Whether nobody else can put another folder in the place of one that lies in this one."""
+    if not hasattr(os, "getuid"):
+        return True
+    about = above.stat()
+    open_to_others = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not about.st_mode & stat.S_ISVTX
+    return about.st_uid in (0, os.getuid()) and not open_to_others
 
 
 def _tidy(place: Path) -> None:

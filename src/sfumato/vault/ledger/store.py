@@ -244,7 +244,7 @@ def create(path: Path, fill: Callable[[sqlite3.Connection], None]) -> bool:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         _build(draft, fill)
         os.link(draft, path)
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
     except FileExistsError:
         return False
     except OSError as error:
@@ -273,7 +273,7 @@ def copy_to(db: sqlite3.Connection, target: Path) -> None:
             copy.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         _flush_file(draft)
         os.link(draft, target)
-        _flush_folder(target.parent)
+        flush_folder(target.parent)
     except OSError as error:
         raise LedgerError(f"a copy needs a place to write to, and '{target}' is none ({error.strerror}).") from error
     except sqlite3.Error as error:
@@ -375,7 +375,7 @@ def _family(path: Path) -> list[Path]:
     return [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))]
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Make a new name in a folder survive loss of power."""
     if os.name == "nt":  # folders cannot be opened there, and need not be flushed
         return

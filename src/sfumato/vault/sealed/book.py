@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sfumato.errors import LedgerError
+from sfumato.vault.ledger.store import flush_folder
 
 
 class SealBook:
@@ -86,12 +87,15 @@ class SealBook:
                 return
             import fcntl  # here: Windows has none
 
+            new = not self._path.exists()
             try:
                 self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise self._unwritten(error) from error
             try:
                 fcntl.flock(self._handle, fcntl.LOCK_EX)
+                if new:
+                    flush_folder(self._path.parent)  # a file whose name is lost forgets everything
                 self._catch_up()
                 yield
             finally:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sfumato.errors import InvalidInput
-from sfumato.privacy import gdp
+from sfumato.privacy.promise import budget_mu
 from sfumato.protocol.consortium import Member, Roster, Seat, fingerprint, key_of
 from sfumato.vault.closed import closed
 from sfumato.vault.sealed.book import SealBook
@@ -28,7 +28,8 @@ class Consortium:
     identity
         This owner's secret keys, or their file (`sfumato identity new`).
     colluders
-        How many other members this owner assumes to work with the analyst. Each owner has its own opinion. At the most all
+        How many other members this owner assumes to work with the analyst. Each owner has its own opinion. A member who sees
+        what the analyst sees can take its own noise off, so it counts as one: 0 only where no member does. At the most all
         of the others: then a sealed sum costs what an unsealed one does.
     unsealed
         Whether this owner also answers runs that are not sealed.
@@ -72,7 +73,7 @@ class Consortium:
                 f"colluders must be a whole number from 0 to {len(members) - 1}, the other members, got {colluders!r}."
             )
         if everybody is not None:
-            gdp.mu(*everybody)  # it is a promise
+            budget_mu(*everybody)  # it is a promise
         self.colluders, self.unsealed, self.everybody = colluders, unsealed, everybody
         self.book = SealBook(None if book is None else Path(book))
         self.durable = book is not None
@@ -105,7 +106,7 @@ class Consortium:
         return Seat(
             roster=self.roster.digest.hex(), consortium=self.roster.name, members=[m.name for m in self.roster.members],
             position=self.position, colluders=self.colluders, unsealed=self.unsealed,
-            everybody=0.0 if self.everybody is None else float(gdp.mu(*self.everybody)),
+            everybody=0.0 if self.everybody is None else budget_mu(*self.everybody),
         )  # fmt: skip
 
     @property
