@@ -73,6 +73,7 @@ def hospital_and_clinic(tmp_path):
 def test_an_analyst_can_follow_the_page_about_nodes(hospital_and_clinic, tmp_path, monkeypatch, capsys):
     """Its program and its study files run as they stand, against nodes as `sfumato init` makes them."""
     from sfumato.cli import main
+    from sfumato.cli.endings import UNUSABLE
     from sfumato.node.config import MODEL
 
     text = (
@@ -98,8 +99,11 @@ def test_an_analyst_can_follow_the_page_about_nodes(hospital_and_clinic, tmp_pat
     for i, study in enumerate(studies):
         (tmp_path / "study.toml").write_text(study)
         assert main(["plan", "study.toml"]) == 0
-        assert main(["run", "study.toml", "--out", f"answers-{i}"]) == 0, capsys.readouterr().err
-        assert main(["resume", f"answers-{i}"]) == 0
+        ended = main(["run", "study.toml", "--out", f"answers-{i}"])
+        # So small a budget that chance alone may end in "do not use" once in a while. The run is there all the same.
+        assert ended in (0, UNUSABLE), capsys.readouterr().err
+        assert (tmp_path / f"answers-{i}" / "run.npz").exists()
+        assert main(["resume", f"answers-{i}"]) == ended
     monkeypatch.delitem(sys.modules, "model", raising=False)
 
 
